@@ -1,0 +1,240 @@
+"""Reads tensors of a Hugging Face checkpoint, one at a time, as float32."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from estream.checkpoint.dtypes import STORED, widen
+from estream.checkpoint.files import read_json, shards, some, tokenizer_files
+from estream.errors import CheckpointError, ClosedError
+from estream.models import family
+from estream.models.base import ExpertSources, Family, Source, Sources
+from estream.package.safetensors_header import Entry, read_header
+
+_BLOCK_BYTES = 4 << 20  # read and widened at a time: memory stays at the result plus a few blocks
+_TILE = 256  # transposed in squares that fit the cache, 4 times faster than row by row
+
+
+class Checkpoint:
+    """An open checkpoint directory. `config` is config.json. Headers are read at once, tensors when asked for."""
+
+    def __init__(
+        self, path: Path, config: dict[str, Any], entries: dict[str, tuple[int, Entry]], fds: list[int]
+    ) -> None:
+        self.path = path
+        self.config = config
+        self._entries = entries
+        self._fds = fds
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Opens all shards and checks their headers. Raises CheckpointError."""
+        directory = Path(path)
+        if not directory.is_dir():
+            what = "is not a directory" if directory.exists() else "no such directory"
+            raise CheckpointError(f"{directory}: {what}", next_step="Give the directory of a downloaded checkpoint")
+        config = read_json(directory / "config.json")
+        entries: dict[str, tuple[int, Entry]] = {}
+        homes: dict[str, Path] = {}
+        fds: list[int] = []
+        try:
+            for shard in shards(directory):
+                try:
+                    fds.append(os.open(shard, os.O_RDONLY | os.O_CLOEXEC))
+                except OSError as problem:
+                    raise CheckpointError(f"{shard}: cannot be opened: {problem.strerror}") from problem
+                for name, entry in read_header(fds[-1], label=str(shard), error=CheckpointError).tensors.items():
+                    if name in entries:
+                        raise CheckpointError(
+                            f"{directory}: tensor {name!r} lies in two files: {homes[name].name} and {shard.name}",
+                            next_step="Remove the file that is not of this checkpoint",
+                        )
+                    entries[name] = (fds[-1], entry)
+                    homes[name] = shard
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return cls(directory, config, entries, fds)
+
+    def close(self) -> None:
+        """Closes the files; twice is harmless."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._entries.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name)[1].shape
+
+    def dtype(self, name: str) -> str:
+        """The safetensors name of the stored dtype."""
+        return self._entry(name)[1].dtype
+
+    def tokenizer_files(self) -> list[Path]:
+        return tokenizer_files(self.path)
+
+    def family(self) -> Family:
+        """The model family of config.json. Raises UnsupportedModelError or CheckpointError."""
+        model_type = self.config.get("model_type")
+        if not isinstance(model_type, str):
+            raise CheckpointError(f"{self.path / 'config.json'}: has no model_type", had=repr(model_type))
+        return family(model_type).from_config(self.config)
+
+    def read(self, source: Source) -> np.ndarray:
+        """The tensor as float32, picked and transposed, C-contiguous.
+
+        Only the picked bytes are read as long as they are one piece (indices, then at most one slice). Memory is
+        the result plus a few MiB. Raises CheckpointError: no such tensor, another shape, not a float dtype, I/O.
+        """
+        fd, entry = self._entry(source.name)
+        if entry.shape != source.shape:
+            raise CheckpointError(f"tensor {source.name!r}", asked=list(source.shape), had=list(entry.shape))
+        if entry.dtype not in STORED:
+            raise CheckpointError(
+                f"tensor {source.name!r} has dtype {entry.dtype}",
+                asked=", ".join(STORED),
+                next_step="Use the original f32, f16 or bf16 checkpoint",
+            )
+        first, shape, rest = _window(source)
+        transpose = source.transpose and not rest
+        result = np.empty(shape[::-1] if transpose else shape, np.float32)
+        self._fill(fd, entry, first, np.atleast_1d(result.T if transpose else result))
+        if rest:
+            result = result[rest]
+            result = np.ascontiguousarray(result.T if source.transpose else result)
+        return result
+
+    def gather(self, sources: Sources) -> np.ndarray:
+        """The sources side by side along the last axis, float32, C-contiguous."""
+        if len(sources) == 1:
+            return self.read(sources[0])
+        return np.ascontiguousarray(np.concatenate([self.read(source) for source in sources], axis=-1))
+
+    def check(self, family: Family) -> None:
+        """Every tensor that the family expects is here with its shape and a float dtype, and no other one is.
+
+        Raises CheckpointError listing the first offenders of each kind and how many there are.
+        """
+        expected = {source.name: source.shape for source in _expected(family, self.names)}
+        missing = [name for name in expected if name not in self._entries]
+        shaped = [
+            f"{name} asked {list(shape)} had {list(self.shape(name))}"
+            for name, shape in expected.items()
+            if name in self._entries and self.shape(name) != shape
+        ]
+        typed = [
+            f"{name} {self.dtype(name)}"
+            for name in expected
+            if name in self._entries and self.dtype(name) not in STORED
+        ]
+        unexpected = sorted(name for name in self.names if name not in expected and not family.ignored(name))
+        kinds = (
+            ("missing", missing),
+            ("with another shape", shaped),
+            (f"of a dtype other than {', '.join(STORED)}", typed),
+            ("unexpected", unexpected),
+        )
+        offences = [f"{len(names)} {kind}: {some(names)}" for kind, names in kinds if names]
+        if offences:
+            raise CheckpointError(
+                f"{self.path}: tensors do not match config.json ({family.name}): {'; '.join(offences)}",
+                next_step="Check that config.json and all shards are of the same unquantised checkpoint",
+            )
+
+    def _entry(self, name: str) -> tuple[int, Entry]:
+        if name not in self._entries:
+            raise CheckpointError(f"{self.path}: no tensor {name!r}")
+        return self._entries[name]
+
+    def _fill(self, fd: int, entry: Entry, first: int, view: np.ndarray) -> None:
+        """Reads elements `first`, ... of a tensor into `view`, a float32 array in the order of the file."""
+        if not self._fds:
+            raise ClosedError(f"checkpoint {self.path} is closed")
+        stored = STORED[entry.dtype]
+        row = math.prod(view.shape[1:])
+        step = max(1, _BLOCK_BYTES // max(1, row * stored.itemsize))
+        position = entry.start + first * stored.itemsize
+        block = np.empty((min(step, len(view)), *view.shape[1:]), stored)
+        for start in range(0, len(view), step):
+            words = block[: len(view) - start]
+            _pread(fd, words, position, entry.name)
+            position += words.nbytes
+            _copy(view[start : start + step], words, entry.dtype)
+
+
+def _copy(view: np.ndarray, words: np.ndarray, dtype: str) -> None:
+    if view.ndim != 2 or view.flags.c_contiguous:
+        view[...] = widen(words, dtype)
+        return
+    for row in range(0, view.shape[0], _TILE):
+        for column in range(0, view.shape[1], _TILE):
+            tile = (slice(row, row + _TILE), slice(column, column + _TILE))
+            view[tile] = widen(words[tile], dtype)
+
+
+def _pread(fd: int, words: np.ndarray, position: int, name: str) -> None:
+    memory = words.reshape(-1).view(np.uint8).data
+    while memory:
+        try:
+            count = os.preadv(fd, [memory], position)
+        except OSError as problem:
+            raise CheckpointError(f"tensor {name!r} cannot be read: {problem.strerror}") from problem
+        if count == 0:
+            raise CheckpointError(f"tensor {name!r}: the file was truncated", asked=f"{len(memory)} more bytes")
+        memory = memory[count:]
+        position += count
+
+
+def _window(source: Source) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:
+    """The contiguous piece that `pick` lies in: its first element, its shape, and what is left to pick from it."""
+    first, shape, pick = 0, source.shape, source.pick
+    while pick and isinstance(pick[0], int):
+        if not 0 <= pick[0] < shape[0]:
+            raise CheckpointError(f"tensor {source.name!r}: index", asked=pick[0], had=f"0 to {shape[0] - 1}")
+        first += pick[0] * math.prod(shape[1:])
+        shape, pick = shape[1:], pick[1:]
+    if pick and isinstance(pick[0], slice):
+        start, stop, step = pick[0].indices(shape[0])
+        if step == 1:
+            first += start * math.prod(shape[1:])
+            shape, pick = (max(0, stop - start), *shape[1:]), pick[1:]
+            if pick:
+                pick = (slice(None), *pick)
+    return first, shape, pick
+
+
+def _expected(family: Family, names: Collection[str]) -> list[Source]:
+    """Every source of every packed tensor of the model."""
+    architecture = family.architecture()
+    packed = list(family.model_sources(names).values())
+    experts: list[ExpertSources | None] = []
+    for plan in architecture.layers:
+        packed += family.layer_sources(plan.index).values()
+        if plan.ffn == "moe":
+            experts += [family.expert_sources(plan.index, expert) for expert in range(architecture.experts)]
+            experts += [family.shared_sources(plan.index)]
+        else:
+            experts += [family.ffn_sources(plan.index)]
+    found = [source for sources in packed for source in sources]
+    for expert in experts:
+        if expert is not None:
+            found += [expert.gate, expert.up, expert.down]
+    return found

@@ -1,0 +1,184 @@
+"""What a model family must say about itself; `models/<family>.py` says it.
+
+Run-time part: numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding over the whole head (pairs i and i + D/2, the Hugging Face layout)."""
+
+    theta: float
+    kind: Literal["default"] = "default"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention geometry, equal in all layers.
+
+    `clip` clamps q, k and v to ±clip after the projection and, where there is one, the q/k norm; before RoPE.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Literal["none", "projection", "head"] = "none"
+    clip: float | None = None
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def cache_head_dim(self) -> int:
+        """Columns of a head in the key and value caches: the fused attention operator takes multiples of 8."""
+        return -(-self.head_dim // 8) * 8
+
+    @property
+    def cache_width(self) -> int:
+        """Columns of the key (or value) cache per token."""
+        return self.kv_heads * self.cache_head_dim
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What one layer does. `window` w: a query sees itself and the w − 1 keys before it; None: all keys before it."""
+
+    index: int
+    ffn: Literal["moe", "dense"]
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything the package, the graphs and the engine need to know of a model, free of family quirks.
+
+    `shared_intermediate` and `dense_intermediate` are 0 where the model has no shared expert or no dense layer.
+    `shared_gate`: the router has one more output, whose sigmoid gates the shared expert.
+    """
+
+    family: str
+    hidden: int
+    vocab: int
+    context: int
+    norm_eps: float
+    attention: Attention
+    layers: tuple[LayerPlan, ...]
+    experts: int
+    top_k: int
+    expert_intermediate: int
+    shared_intermediate: int = 0
+    shared_gate: bool = False
+    dense_intermediate: int = 0
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        return tuple(plan.index for plan in self.layers if plan.ffn == "moe")
+
+    @property
+    def router_width(self) -> int:
+        """Columns of the router weight: one per expert, and one for the shared expert's gate."""
+        return self.experts + int(self.shared_gate)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a packed tensor comes from: a checkpoint tensor, a piece of it, and whether to transpose.
+
+    `shape` is the checkpoint tensor's whole shape (checked). `pick` indexes it first (fused tensors).
+    Hugging Face stores linear weights [out, in]; graphs take [in, out]: `transpose`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    pick: tuple[int | slice, ...] = ()
+    transpose: bool = False
+
+
+# A packed tensor is one source, or several side by side along the last axis (after the transpose).
+Sources = tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class ExpertSources:
+    """gate and up come out as [H, I], down as [I, H]."""
+
+    gate: Source
+    up: Source
+    down: Source
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Experts chosen per token: experts int32 [N, k], gates float32 [N, k]; shared float32 [N] where it is gated."""
+
+    experts: np.ndarray
+    gates: np.ndarray
+    shared: np.ndarray | None = None
+
+
+class Family(ABC):
+    """One model family, built from a checkpoint's config.json.
+
+    `config` is the family's frozen dataclass with config.json's own field names; it is stored in model.json and read
+    back by `from_config`, so that the phone needs nothing else.
+    """
+
+    name: ClassVar[str]  # model_type in config.json
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, raw: Mapping[str, Any]) -> Family:
+        """Reads config.json (or model.json's copy). Raises UnsupportedModelError on a field that changes the
+        arithmetic and is not understood, CheckpointError on one that makes no sense. An omitted field takes
+        transformers' default."""
+
+    @abstractmethod
+    def architecture(self) -> Architecture: ...
+
+    @abstractmethod
+    def model_sources(self, names: Collection[str]) -> dict[str, Sources]:
+        """`embed` [V, H], `final_norm` [H], `head` [H, V]. `names`: what the checkpoint holds (tied or untied)."""
+
+    @abstractmethod
+    def layer_sources(self, layer: int) -> dict[str, Sources]:
+        """Dense tensors of a layer by packed name: attn_norm, q, k, v, q.bias, k.bias, v.bias, q_norm, k_norm, o,
+        o.bias, ffn_norm, router (those that the architecture has)."""
+
+    @abstractmethod
+    def expert_sources(self, layer: int, expert: int) -> ExpertSources: ...
+
+    def shared_sources(self, layer: int) -> ExpertSources | None:
+        """The shared expert of a MoE layer."""
+        return None
+
+    def ffn_sources(self, layer: int) -> ExpertSources | None:
+        """The feed-forward network of a dense layer."""
+        return None
+
+    def ignored(self, name: str) -> bool:
+        """Checkpoint tensors that may be present and carry no arithmetic (stored rotary frequencies, …)."""
+        return False
+
+    @abstractmethod
+    def route(self, logits: np.ndarray) -> Choice:
+        """The family's choice of experts. `logits`: float32 [N, router_width]."""

@@ -1,0 +1,144 @@
+"""Reads config.json into a family's frozen dataclass; nothing that may change the arithmetic is overlooked.
+
+Run-time part: numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from estream.errors import CheckpointError, UnsupportedModelError
+
+Config = TypeVar("Config")
+
+# Reviewed: none of these changes the logits of a prefill. Training, sampling, storage, labels, provenance.
+HARMLESS = frozenset(
+    """
+    architectures model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
+    attn_implementation _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
+    initializer_range use_cache attention_dropout router_aux_loss_coef router_jitter_noise output_router_logits
+    output_attentions output_hidden_states return_dict return_dict_in_generate
+    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id
+    id2label label2id num_labels problem_type finetuning_task task_specific_params
+    max_length min_length do_sample num_beams temperature top_k top_p repetition_penalty
+    """.split()  # noqa: SIM905
+)
+_ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
+_LARGEST = 2**31 - 1
+_MOST_LAYERS = 4096
+
+
+def read_config(cls: type[Config], raw: Mapping[str, Any], model_type: str) -> Config:
+    """Builds the frozen dataclass `cls` (with a field `rope_theta`) from config.json or from its own `asdict`.
+
+    An omitted field takes the dataclass's default, which is transformers' own. A field that is neither in `cls` nor in
+    HARMLESS is an error, unless it is null. Raises UnsupportedModelError or CheckpointError.
+    """
+    if raw.get("model_type", model_type) != model_type:
+        raise CheckpointError("config.json: model_type", asked=model_type, had=repr(raw["model_type"]))
+    if raw.get("quantization_config") is not None:
+        method = raw["quantization_config"]
+        method = method.get("quant_method", method) if isinstance(method, Mapping) else method
+        raise UnsupportedModelError(
+            "config.json: quantization_config: the weights are already quantised",
+            had=repr(method),
+            next_step="Pack the original f32, f16 or bf16 checkpoint; EStream quantises by itself (--experts int8)",
+        )
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name != "rope_theta" and field.name in raw:
+            values[field.name] = _typed(field.name, raw[field.name], hints[field.name])
+    default_theta = next(field.default for field in dataclasses.fields(cls) if field.name == "rope_theta")  # type: ignore[arg-type]
+    values["rope_theta"] = _rope_theta(raw, float(typing.cast(float, default_theta)))
+    known = HARMLESS | _ROPE | {"quantization_config"} | set(hints)
+    unknown = sorted(name for name, value in raw.items() if name not in known and value is not None)
+    if unknown:
+        raise UnsupportedModelError(
+            f"config.json: fields that {model_type} does not have in EStream: {', '.join(unknown)}",
+            next_step="They may change the arithmetic; if they do not, add them to estream/models/config.py",
+        )
+    return cls(**values)
+
+
+def check_decoder(config: Any, *, experts: int, positive: tuple[str, ...]) -> None:
+    """Checks what all decoder families have in common, and that the fields in `positive` are at least 1.
+
+    Raises UnsupportedModelError or CheckpointError.
+    """
+    common = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "kv_heads", "head_size",
+              "max_position_embeddings", "num_experts_per_tok")  # fmt: skip
+    for name in common + positive:
+        limit = _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST
+        if not 1 <= getattr(config, name) <= limit:
+            raise CheckpointError(f"config.json: {name}", asked=f"1 to {limit}", had=getattr(config, name))
+    if config.hidden_act != "silu":
+        raise UnsupportedModelError("config.json: hidden_act", asked="'silu'", had=repr(config.hidden_act))
+    if config.num_attention_heads % config.kv_heads:
+        raise CheckpointError(
+            "config.json: num_attention_heads is not a multiple of num_key_value_heads",
+            had=f"{config.num_attention_heads} and {config.kv_heads}",
+        )
+    if config.head_dim is None and config.hidden_size % config.num_attention_heads:
+        raise CheckpointError(
+            "config.json: hidden_size is not a multiple of num_attention_heads and there is no head_dim",
+            had=f"{config.hidden_size} and {config.num_attention_heads}",
+        )
+    if config.head_size % 2:
+        raise CheckpointError("config.json: rotary embedding needs an even head size", had=config.head_size)
+    if config.num_experts_per_tok > experts:
+        raise CheckpointError(
+            "config.json: num_experts_per_tok", asked=f"at most {experts} experts", had=config.num_experts_per_tok
+        )
+    for name in ("rms_norm_eps", "rope_theta"):
+        if not getattr(config, name) > 0:
+            raise CheckpointError(f"config.json: {name}", asked="more than 0", had=getattr(config, name))
+
+
+def _rope_theta(raw: Mapping[str, Any], default: float) -> float:
+    """transformers 4 writes rope_theta (and rope_scaling), transformers 5 a dict rope_parameters."""
+    thetas: dict[str, float] = {}
+    if raw.get("rope_theta") is not None:
+        thetas["rope_theta"] = _typed("rope_theta", raw["rope_theta"], float)
+    partial = raw.get("partial_rotary_factor")
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = raw.get(name)
+        if not rope:
+            continue
+        if not isinstance(rope, Mapping):
+            raise CheckpointError(f"config.json: {name}", asked="a dictionary or null", had=repr(rope))
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        unknown = sorted(set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+        if kind != "default" or rope.get("type", kind) != kind or unknown:
+            had = f"{kind!r}" + (f" with {', '.join(map(str, unknown))}" if unknown else "")
+            raise UnsupportedModelError(f"config.json: {name}: kind of rotary embedding", asked="'default'", had=had)
+        if rope.get("rope_theta") is not None:
+            thetas[f"{name}.rope_theta"] = _typed(f"{name}.rope_theta", rope["rope_theta"], float)
+        partial = rope.get("partial_rotary_factor", partial)
+    if partial not in (None, 1):
+        raise UnsupportedModelError("config.json: partial_rotary_factor", asked="1 (the whole head)", had=partial)
+    if len(set(thetas.values())) > 1:
+        had = ", ".join(f"{name} {theta:g}" for name, theta in thetas.items())
+        raise CheckpointError("config.json: rope_theta given more than once with different values", had=had)
+    return next(iter(thetas.values()), default)
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint`: int, float, bool, str, tuple[X, ...], or one of them | None."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is types.NoneType and value is None:
+            return None
+        if option is float and type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
+        if option in (int, bool, str) and type(value) is option:  # a bool is no int here
+            return value
+    wanted = getattr(hint, "__name__", str(hint)) if not isinstance(hint, types.UnionType) else str(hint)
+    raise CheckpointError(f"config.json: {name}", asked=wanted, had=repr(value))

@@ -1,0 +1,71 @@
+"""Checkpoint names that most decoder families share (the Llama layout of Hugging Face checkpoints).
+
+Run-time part: numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from estream.models.base import Architecture, ExpertSources, Source, Sources
+
+EMBED = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+def linear(name: str, inputs: int, outputs: int) -> Source:
+    """The weight of a linear layer: stored [outputs, inputs], packed [inputs, outputs]."""
+    return Source(f"{name}.weight", (outputs, inputs), transpose=True)
+
+
+def swiglu(
+    prefix: str, hidden: int, intermediate: int, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> ExpertSources:
+    """An expert or a feed-forward network; `parts` are its names for gate, up and down."""
+    gate, up, down = (f"{prefix}.{part}" for part in parts)
+    return ExpertSources(
+        gate=linear(gate, hidden, intermediate),
+        up=linear(up, hidden, intermediate),
+        down=linear(down, intermediate, hidden),
+    )
+
+
+def model_sources(architecture: Architecture, names: Collection[str], tied: bool) -> dict[str, Sources]:
+    """`embed`, `final_norm`, `head`. A stored head wins over `tied`, as in transformers 5."""
+    vocab, hidden = architecture.vocab, architecture.hidden
+    head = EMBED if tied and HEAD not in names else HEAD
+    return {
+        "embed": (Source(EMBED, (vocab, hidden)),),
+        "final_norm": (Source("model.norm.weight", (hidden,)),),
+        "head": (Source(head, (vocab, hidden), transpose=True),),
+    }
+
+
+def attention_sources(architecture: Architecture, layer: int) -> dict[str, Sources]:
+    """Norms, projections and biases of a layer, all that the architecture has, without the router."""
+    attention, hidden = architecture.attention, architecture.hidden
+    prefix = f"model.layers.{layer}"
+    q, kv = attention.q_width, attention.kv_width
+    found: dict[str, Source] = {
+        "attn_norm": Source(f"{prefix}.input_layernorm.weight", (hidden,)),
+        "ffn_norm": Source(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        "q": linear(f"{prefix}.self_attn.q_proj", hidden, q),
+        "k": linear(f"{prefix}.self_attn.k_proj", hidden, kv),
+        "v": linear(f"{prefix}.self_attn.v_proj", hidden, kv),
+        "o": linear(f"{prefix}.self_attn.o_proj", q, hidden),
+    }
+    if attention.qkv_bias:
+        for name, width in (("q", q), ("k", kv), ("v", kv)):
+            found[f"{name}.bias"] = Source(f"{prefix}.self_attn.{name}_proj.bias", (width,))
+    if attention.o_bias:
+        found["o.bias"] = Source(f"{prefix}.self_attn.o_proj.bias", (hidden,))
+    if attention.qk_norm != "none":
+        for name, width in (("q", q), ("k", kv)):
+            width = width if attention.qk_norm == "projection" else attention.head_dim
+            found[f"{name}_norm"] = Source(f"{prefix}.self_attn.{name}_norm.weight", (width,))
+    return {name: (source,) for name, source in found.items()}
+
+
+def is_rotary_buffer(name: str) -> bool:
+    """Rotary frequencies that old checkpoints store; they follow from the config."""
+    return name.endswith("rotary_emb.inv_freq")

@@ -1,0 +1,75 @@
+"""A prefill in plain numpy, straight from a checkpoint through a family: no graph, no package, no run time.
+
+Float64 throughout except for the choice of experts, which is the family's own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estream.checkpoint import Checkpoint
+from estream.models.base import ExpertSources, Family, LayerPlan
+from estream.models.rope import rope_tables
+
+
+def prefill(checkpoint: Checkpoint, family: Family, ids: list[int]) -> np.ndarray:
+    """Logits [len(ids), vocab]."""
+    architecture = family.architecture()
+    model = {name: checkpoint.gather(s) for name, s in family.model_sources(checkpoint.names).items()}
+    hidden = model["embed"][ids].astype(np.float64)
+    for plan in architecture.layers:
+        w = {name: checkpoint.gather(s).astype(np.float64) for name, s in family.layer_sources(plan.index).items()}
+        hidden = hidden + _attention(family, plan, _norm(hidden, w["attn_norm"], architecture.norm_eps), w)
+        normed = _norm(hidden, w["ffn_norm"], architecture.norm_eps)
+        if plan.ffn == "dense":
+            ffn = family.ffn_sources(plan.index)
+            assert ffn is not None
+            hidden = hidden + _swiglu(checkpoint, ffn, normed)
+            continue
+        choice = family.route((normed @ w["router"]).astype(np.float32))
+        total = np.zeros_like(hidden)
+        for expert in range(architecture.experts):
+            rows, slots = np.nonzero(choice.experts == expert)
+            y = _swiglu(checkpoint, family.expert_sources(plan.index, expert), normed[rows])
+            total[rows] += y * choice.gates[rows, slots, None]
+        shared = family.shared_sources(plan.index)
+        if shared is not None:
+            assert choice.shared is not None
+            total += _swiglu(checkpoint, shared, normed) * choice.shared[:, None]
+        hidden = hidden + total
+    return _norm(hidden, model["final_norm"], architecture.norm_eps) @ model["head"]
+
+
+def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def _swiglu(checkpoint: Checkpoint, sources: ExpertSources, x: np.ndarray) -> np.ndarray:
+    gate, up, down = (checkpoint.read(s).astype(np.float64) for s in (sources.gate, sources.up, sources.down))
+    g = x @ gate
+    return (g / (1 + np.exp(-g)) * (x @ up)) @ down
+
+
+def _attention(family: Family, plan: LayerPlan, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
+    a, eps = family.architecture().attention, family.architecture().norm_eps
+    q, k, v = (x @ w[name] + w.get(f"{name}.bias", 0.0) for name in "qkv")
+    if a.qk_norm == "projection":
+        q, k = _norm(q, w["q_norm"], eps), _norm(k, w["k_norm"], eps)
+    if a.clip is not None:
+        q, k, v = (np.clip(value, -a.clip, a.clip) for value in (q, k, v))
+    n = len(x)
+    q, k, v = (value.reshape(n, -1, a.head_dim).swapaxes(0, 1) for value in (q, k, v))
+    cos, sin = rope_tables(a.rope, a.head_dim, np.arange(n))
+    q, k = (_rotate(value, cos, sin) for value in (q, k))
+    k, v = (np.repeat(value, a.heads // a.kv_heads, axis=0) for value in (k, v))
+    distance = np.arange(n)[:, None] - np.arange(n)[None, :]
+    seen = (distance >= 0) & (distance < (plan.window or n))
+    scores = np.where(seen, q @ k.swapaxes(1, 2) / np.sqrt(a.head_dim), -np.inf)
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
+    return mixed.swapaxes(0, 1).reshape(n, -1) @ w["o"] + w.get("o.bias", 0.0)
+
+
+def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

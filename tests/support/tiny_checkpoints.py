@@ -1,0 +1,110 @@
+"""Tiny random Hugging Face checkpoints, written by transformers itself, and the logits it computes from them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class TinyCheckpoint:
+    """`model` was read back from `path` by transformers, in float32 with eager attention."""
+
+    path: Path
+    model: Any
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """Reference logits of one prompt, float32 [len(ids), vocab]."""
+        with torch.no_grad():
+            return self.model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+    def router_logits(self, ids: list[int]) -> list[np.ndarray]:
+        """Router logits of one prompt per MoE layer, float32 [len(ids), experts], without a shared expert's gate."""
+        with torch.no_grad():
+            outputs = self.model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
+        return [logits.numpy() for logits in outputs.router_logits]
+
+
+def prompt(length: int, vocab: int = 96, seed: int = 0) -> list[int]:
+    """`length` random token ids."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, vocab, length)]
+
+
+def olmoe(path: Path, **options: Any) -> TinyCheckpoint:
+    """OLMoE with 4 heads on 2 kv heads, 8 experts of 24, top 3. `options`: see `_write`."""
+    defaults = {"intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
+    return _write(path, transformers.OlmoeConfig, transformers.OlmoeForCausalLM, defaults | options)
+
+
+def mixtral(path: Path, **options: Any) -> TinyCheckpoint:
+    """Mixtral with 4 heads on 2 kv heads, 8 experts of 24, top 2. `options`: see `_write`."""
+    defaults = {"intermediate_size": 24, "num_local_experts": 8, "num_experts_per_tok": 2}
+    return _write(path, transformers.MixtralConfig, transformers.MixtralForCausalLM, defaults | options)
+
+
+def qwen2_moe(path: Path, **options: Any) -> TinyCheckpoint:
+    """Qwen2-MoE with 4 heads on 2 kv heads, 8 experts of 24, top 3, a shared expert of 40, dense layers of 56."""
+    defaults = {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+    }
+    return _write(path, transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM, defaults | options)
+
+
+FAMILIES = {"olmoe": olmoe, "mixtral": mixtral, "qwen2_moe": qwen2_moe}
+
+
+def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, Any]) -> TinyCheckpoint:
+    """Writes a checkpoint to `path`. `options`: seed, dtype ("f32", "f16", "bf16"), shard_size (for instance "40KB"),
+    and any field of the transformers configuration."""
+    seed = options.pop("seed", 0)
+    dtype = DTYPES[options.pop("dtype", "f32")]
+    shard_size = options.pop("shard_size", "1GB")
+    common = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    for name in ("transformers", "transformers.modeling_utils", "transformers.configuration_utils"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    model = model_class(config_class(**(common | options)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(_random(name, weight, generator))
+    model.to(dtype).save_pretrained(path, max_shard_size=shard_size)
+    reference = model_class.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    return TinyCheckpoint(Path(path), reference.eval())
+
+
+def _random(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Weights whose activations keep their size, so that every part shows in the logits and routing is decided."""
+    values = torch.randn(weight.shape, generator=generator)
+    if "norm" in name:
+        return 1 + 0.2 * values
+    if name.endswith("bias"):
+        return 0.3 * values
+    if "embed_tokens" in name:
+        return values
+    gain = 2.0 if "gate.weight" in name or "q_proj" in name or "k_proj" in name else 1.3
+    return gain * values / weight.shape[-1] ** 0.5  # stored [..., out, in]

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estream.errors import CheckpointError, UnsupportedModelError
+from estream.models import families, family
+from estream.models.base import Family, Rope, Source
+from estream.models.choose import sigmoid, softmax, top_k
+from estream.models.rope import rope_tables
+
+# The config.json of the public checkpoints, as published.
+PUBLIC: dict[str, dict[str, Any]] = {
+    "olmoe": {
+        "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+        "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+        "intermediate_size": 1024, "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": False,
+        "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "output_router_logits": False, "pad_token_id": 1, "rms_norm_eps": 1e-05,
+        "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 50304,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0", "use_cache": True, "vocab_size": 32000,
+    },
+    "qwen2_moe": {
+        "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "decoder_sparse_step": 1, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 5632, "max_position_embeddings": 8192,
+        "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 1408,
+        "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": False, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632,
+        "sliding_window": 32768, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.39.0.dev0", "use_cache": True, "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+def _model(model_type: str, /, **changes: Any) -> Family:
+    return family(model_type).from_config(PUBLIC[model_type] | changes)
+
+
+def test_families_are_found() -> None:
+    assert families() == ("mixtral", "olmoe", "qwen2_moe")
+    assert family("olmoe").name == "olmoe"
+    with pytest.raises(UnsupportedModelError, match=r"asked 'bert', had mixtral, olmoe, qwen2_moe"):
+        family("bert")
+
+
+def test_families_import_nothing_but_numpy() -> None:
+    blocked = "torch transformers safetensors onnx onnxruntime tokenizers rich psutil gguf"
+    code = f"import sys\nfor name in {blocked!r}.split(): sys.modules[name] = None\n"
+    code += "from estream.models import family, families\nimport estream.models.rope\nprint(*families())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == list(families())
+
+
+# --- architectures of the public models
+
+
+def test_olmoe_architecture() -> None:
+    a = _model("olmoe").architecture()
+    assert (a.hidden, a.vocab, a.context, a.norm_eps) == (2048, 50304, 4096, 1e-5)
+    assert (a.experts, a.top_k, a.expert_intermediate, a.router_width) == (64, 8, 1024, 64)
+    assert (a.shared_intermediate, a.dense_intermediate, a.shared_gate) == (0, 0, False)
+    assert (a.attention.heads, a.attention.kv_heads, a.attention.head_dim) == (16, 16, 128)
+    assert (a.attention.qk_norm, a.attention.clip, a.attention.qkv_bias) == ("projection", None, False)
+    assert a.attention.rope == Rope(10000.0)
+    assert a.moe_layers == tuple(range(16))
+
+
+def test_mixtral_architecture() -> None:
+    a = _model("mixtral", sliding_window=4096).architecture()
+    assert (a.experts, a.top_k, a.expert_intermediate) == (8, 2, 14336)
+    assert (a.attention.q_width, a.attention.kv_width, a.attention.rope.theta) == (4096, 1024, 1e6)
+    assert {plan.window for plan in a.layers} == {4096}
+    assert {plan.window for plan in _model("mixtral").architecture().layers} == {None}
+
+
+def test_qwen2_moe_architecture() -> None:
+    a = _model("qwen2_moe").architecture()
+    assert (a.experts, a.router_width, a.top_k, a.expert_intermediate) == (60, 61, 4, 1408)
+    assert (a.shared_intermediate, a.shared_gate, a.dense_intermediate) == (5632, True, 0)
+    assert (a.attention.qkv_bias, a.attention.o_bias, a.attention.qk_norm) == (True, False, "none")
+    assert {plan.window for plan in a.layers} == {None}
+
+
+def test_qwen2_moe_layer_plan() -> None:
+    model = _model("qwen2_moe", num_hidden_layers=6, mlp_only_layers=[1], decoder_sparse_step=2)
+    assert [plan.ffn for plan in model.architecture().layers] == ["dense", "dense", "dense", "moe", "dense", "moe"]
+    assert model.architecture().dense_intermediate == 5632
+    assert model.shared_sources(0) is None
+    assert model.ffn_sources(3) is None
+    assert "router" not in model.layer_sources(0)
+    ffn = model.ffn_sources(0)
+    assert ffn is not None
+    assert ffn.down == Source("model.layers.0.mlp.down_proj.weight", (2048, 5632), transpose=True)
+
+
+def test_qwen2_moe_windows() -> None:
+    sliding = {"num_hidden_layers": 6, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
+    plan = _model("qwen2_moe", **sliding).architecture().layers
+    assert [layer.window for layer in plan] == [9, None, 9, None, None, None]
+    types = ["full_attention"] * 5 + ["sliding_attention"]
+    plan = _model("qwen2_moe", **sliding, layer_types=types).architecture().layers
+    assert [layer.window for layer in plan] == [None] * 5 + [9]
+
+
+# --- names
+
+
+def test_olmoe_names() -> None:
+    model = _model("olmoe", attention_bias=True, num_key_value_heads=8)
+    layer = model.layer_sources(3)
+    prefix = "model.layers.3"
+    assert layer == {
+        "attn_norm": (Source(f"{prefix}.input_layernorm.weight", (2048,)),),
+        "ffn_norm": (Source(f"{prefix}.post_attention_layernorm.weight", (2048,)),),
+        "q": (Source(f"{prefix}.self_attn.q_proj.weight", (2048, 2048), transpose=True),),
+        "k": (Source(f"{prefix}.self_attn.k_proj.weight", (1024, 2048), transpose=True),),
+        "v": (Source(f"{prefix}.self_attn.v_proj.weight", (1024, 2048), transpose=True),),
+        "o": (Source(f"{prefix}.self_attn.o_proj.weight", (2048, 2048), transpose=True),),
+        "q.bias": (Source(f"{prefix}.self_attn.q_proj.bias", (2048,)),),
+        "k.bias": (Source(f"{prefix}.self_attn.k_proj.bias", (1024,)),),
+        "v.bias": (Source(f"{prefix}.self_attn.v_proj.bias", (1024,)),),
+        "o.bias": (Source(f"{prefix}.self_attn.o_proj.bias", (2048,)),),
+        "q_norm": (Source(f"{prefix}.self_attn.q_norm.weight", (2048,)),),
+        "k_norm": (Source(f"{prefix}.self_attn.k_norm.weight", (1024,)),),
+        "router": (Source(f"{prefix}.mlp.gate.weight", (64, 2048), transpose=True),),
+    }
+    expert = model.expert_sources(3, 5)
+    assert expert.gate == Source(f"{prefix}.mlp.experts.5.gate_proj.weight", (1024, 2048), transpose=True)
+    assert expert.up == Source(f"{prefix}.mlp.experts.5.up_proj.weight", (1024, 2048), transpose=True)
+    assert expert.down == Source(f"{prefix}.mlp.experts.5.down_proj.weight", (2048, 1024), transpose=True)
+
+
+def test_mixtral_names() -> None:
+    model = _model("mixtral")
+    assert set(model.layer_sources(0)) == {"attn_norm", "ffn_norm", "q", "k", "v", "o", "router"}
+    prefix = "model.layers.0.block_sparse_moe"
+    assert model.layer_sources(0)["router"] == (Source(f"{prefix}.gate.weight", (8, 4096), transpose=True),)
+    expert = model.expert_sources(0, 7)
+    assert expert.gate == Source(f"{prefix}.experts.7.w1.weight", (14336, 4096), transpose=True)
+    assert expert.down == Source(f"{prefix}.experts.7.w2.weight", (4096, 14336), transpose=True)
+    assert expert.up == Source(f"{prefix}.experts.7.w3.weight", (14336, 4096), transpose=True)
+
+
+def test_qwen2_moe_names() -> None:
+    model = _model("qwen2_moe")
+    layer = model.layer_sources(2)
+    assert {"q.bias", "k.bias", "v.bias"} < set(layer)
+    assert "o.bias" not in layer
+    assert layer["router"] == (
+        Source("model.layers.2.mlp.gate.weight", (60, 2048), transpose=True),
+        Source("model.layers.2.mlp.shared_expert_gate.weight", (1, 2048), transpose=True),
+    )
+    shared = model.shared_sources(2)
+    assert shared is not None
+    assert shared.up == Source("model.layers.2.mlp.shared_expert.up_proj.weight", (5632, 2048), transpose=True)
+
+
+@pytest.mark.parametrize("model_type", PUBLIC)
+def test_model_names_tied_and_untied(model_type: str) -> None:
+    embed, head = "model.embed_tokens.weight", "lm_head.weight"
+    for tied, names, expected in ((False, [], head), (True, [], embed), (True, [head], head), (False, [head], head)):
+        sources = _model(model_type, tie_word_embeddings=tied).model_sources(names)
+        assert sources["embed"][0].name == embed
+        assert sources["head"][0].name == expected
+        assert sources["head"][0].transpose
+        assert sources["final_norm"][0].name == "model.norm.weight"
+
+
+# --- config
+
+
+@pytest.mark.parametrize("model_type", PUBLIC)
+def test_config_round_trips_through_json(model_type: str) -> None:
+    model = _model(model_type)
+    again = family(model_type).from_config(json.loads(json.dumps(dataclasses.asdict(model.config))))
+    assert again.architecture() == model.architecture()
+
+
+def test_omitted_fields_take_the_defaults_of_transformers() -> None:
+    assert family("olmoe").from_config({}).config.num_experts_per_tok == 8
+    mixtral = family("mixtral").from_config({"num_key_value_heads": None})
+    assert (mixtral.config.kv_heads, mixtral.config.rope_theta) == (32, 1e6)
+    assert family("qwen2_moe").from_config({}).architecture().attention.qkv_bias is True
+
+
+@pytest.mark.parametrize(
+    ("rope", "theta"),
+    [
+        ({"rope_theta": 7.0}, 7.0),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5}}, 5.0),
+        ({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}, "partial_rotary_factor": 1.0}, 5.0),
+        ({"rope_theta": 7.0, "rope_scaling": {"type": "default"}}, 7.0),
+        ({"rope_theta": 7.0, "rope_scaling": {}}, 7.0),
+        ({"rope_theta": None}, 10000.0),
+    ],
+)
+def test_both_ways_of_writing_rope(rope: dict[str, Any], theta: float) -> None:
+    assert _model("olmoe", **rope).architecture().attention.rope == Rope(theta)
+
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    ("olmoe", {"hidden_act": "gelu"}, "hidden_act .asked 'silu', had 'gelu'"),
+    ("olmoe", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config.*had 'fp8'.*Pack the original"),
+    ("olmoe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.*had 'linear' with factor"),
+    ("olmoe", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.*'yarn' with factor"),
+    ("olmoe", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
+    ("olmoe", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "with full_attention"),
+    ("olmoe", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("olmoe", {"sliding_window": 128}, "fields that olmoe does not have.*sliding_window"),
+    ("mixtral", {"attention_bias": True, "logit_scale": 2.0}, "attention_bias, logit_scale"),
+    ("qwen2_moe", {"n_group": 1}, "n_group"),
+    ("qwen2_moe", {"mlp_only_layers": list(range(24))}, "no layer has experts"),
+    ("qwen2_moe", {"layer_types": ["linear_attention"] * 24}, "layer_types .had linear_attention"),
+]
+
+SENSELESS: list[tuple[str, dict[str, Any], str]] = [
+    ("olmoe", {"num_experts_per_tok": 65}, "num_experts_per_tok .asked at most 64 experts, had 65"),
+    ("olmoe", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+    ("olmoe", {"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
+    ("olmoe", {"num_key_value_heads": 0}, "kv_heads"),
+    ("olmoe", {"hidden_size": 2040, "num_attention_heads": 16, "num_key_value_heads": 16}, "hidden_size is not a"),
+    ("olmoe", {"head_dim": 64}, "head_dim"),
+    ("olmoe", {"clip_qkv": -1.0}, "clip_qkv"),
+    ("olmoe", {"hidden_size": 48, "num_attention_heads": 16}, "even head size"),
+    ("olmoe", {"hidden_size": "2048"}, "hidden_size .asked int, had '2048'"),
+    ("olmoe", {"hidden_size": True}, "hidden_size"),
+    ("olmoe", {"hidden_size": None}, "hidden_size"),
+    ("olmoe", {"hidden_size": 2048.0}, "hidden_size"),
+    ("olmoe", {"norm_topk_prob": 1}, "norm_topk_prob .asked bool"),
+    ("olmoe", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ("olmoe", {"rms_norm_eps": 0.0}, "rms_norm_eps"),
+    ("olmoe", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ("olmoe", {"rope_theta": -1.0}, "rope_theta"),
+    ("olmoe", {"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}}, "given more than once"),
+    ("olmoe", {"rope_parameters": 3}, "rope_parameters"),
+    ("olmoe", {"model_type": "mixtral"}, "model_type .asked olmoe, had 'mixtral'"),
+    ("mixtral", {"sliding_window": 0}, "sliding_window"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
+    ("qwen2_moe", {"mlp_only_layers": [24]}, "mlp_only_layers .asked 0 to 23, had .24"),
+    ("qwen2_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
+    ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+    ("qwen2_moe", {"layer_types": ["full_attention"]}, "layer_types .asked 24 layers, had 1"),
+    ("qwen2_moe", {"layer_types": ["sliding_attention"] * 24}, "use_sliding_window is false"),
+    ("qwen2_moe", {"use_sliding_window": True, "sliding_window": None}, "sliding_window"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "changes", "message"), UNSUPPORTED)
+def test_unsupported_configs(model_type: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        _model(model_type, **changes)
+
+
+@pytest.mark.parametrize(("model_type", "changes", "message"), SENSELESS)
+def test_senseless_configs(model_type: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        _model(model_type, **changes)
+    assert not isinstance(caught.value, UnsupportedModelError)
+
+
+def test_null_fields_ask_for_nothing() -> None:
+    _model("olmoe", sliding_window=None, quantization_config=None, something_new=None)
+
+
+# --- routing. Probabilities 1/2, 1/4, 1/8, 1/8 by hand: logits ln 4, ln 2, 0, 0.
+
+LOGITS = np.log(np.array([[1.0, 4.0, 1.0, 2.0]], np.float32))
+TINY = {"num_experts": 4, "num_experts_per_tok": 2}
+
+
+def _close(actual: np.ndarray | None, expected: Any) -> None:
+    assert actual is not None
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, np.array(expected, np.float32), rtol=3e-7)
+
+
+def test_olmoe_routes_with_and_without_norm_topk_prob() -> None:
+    choice = _model("olmoe", **TINY).route(LOGITS)
+    assert choice.experts.tolist() == [[1, 3]]
+    assert choice.experts.dtype == np.int32
+    _close(choice.gates, [[0.5, 0.25]])
+    assert choice.shared is None
+    _close(_model("olmoe", **TINY, norm_topk_prob=True).route(LOGITS).gates, [[2 / 3, 1 / 3]])
+
+
+def test_mixtral_always_normalises() -> None:
+    choice = _model("mixtral", num_local_experts=4, num_experts_per_tok=2).route(LOGITS)
+    assert choice.experts.tolist() == [[1, 3]]
+    _close(choice.gates, [[2 / 3, 1 / 3]])
+
+
+def test_qwen2_moe_keeps_the_shared_gate_out_of_the_softmax() -> None:
+    logits = np.concatenate([LOGITS, np.full((1, 1), np.log(3.0), np.float32)], axis=1)
+    choice = _model("qwen2_moe", **TINY).route(logits)
+    assert choice.experts.tolist() == [[1, 3]]
+    _close(choice.gates, [[0.5, 0.25]])
+    _close(choice.shared, [0.75])  # sigmoid(ln 3)
+    normed = _model("qwen2_moe", **TINY, norm_topk_prob=True).route(logits)
+    _close(normed.gates, [[2 / 3, 1 / 3]])
+    _close(normed.shared, [0.75])
+
+
+def test_top_k_is_stable() -> None:
+    scores = np.array([[1, 3, 3, 2, 3], [0, 0, 0, 0, 0], [5, 4, 3, 2, 1]], np.float32)
+    indices, values = top_k(scores, 3)
+    assert indices.tolist() == [[1, 2, 4], [0, 1, 2], [0, 1, 2]]
+    assert values.tolist() == [[3, 3, 3], [0, 0, 0], [5, 4, 3]]
+    assert top_k(scores, 5)[0].tolist()[0] == [1, 2, 4, 3, 0]
+    wide = np.random.default_rng(0).integers(0, 4, (50, 64)).astype(np.float32)  # long rows, many ties
+    expected = [sorted(range(64), key=lambda expert: (-row[expert], expert))[:8] for row in wide]
+    assert top_k(wide, 8)[0].tolist() == expected
+    assert top_k(np.zeros((0, 4), np.float32), 2)[0].shape == (0, 2)
+    for k in (0, 6):
+        with pytest.raises(ValueError, match="scores"):
+            top_k(scores, k)
+
+
+@pytest.mark.filterwarnings("error")
+def test_softmax_and_sigmoid_at_the_ends() -> None:
+    _close(softmax(np.array([[1000.0, 1000.0, -1000.0]], np.float32)), [[0.5, 0.5, 0.0]])
+    _close(sigmoid(np.array([-200.0, 0.0, 200.0], np.float32)), [0.0, 0.5, 1.0])
+    _close(sigmoid(np.array([-20.0], np.float32)), [2.0611537e-09])
+
+
+def test_rope_tables() -> None:
+    cos, sin = rope_tables(Rope(100.0), 4, np.array([0, 3]))  # frequencies 1 and 1/10
+    assert cos.dtype == sin.dtype == np.float32
+    np.testing.assert_allclose(cos, [[1, 1], [np.cos(3), np.cos(0.3)]], rtol=1e-6)
+    np.testing.assert_allclose(sin, [[0, 0], [np.sin(3), np.sin(0.3)]], rtol=1e-6)
