@@ -1,0 +1,114 @@
+"""The tensors of dense.safetensors: names, dtypes, shapes and offsets, which follow from an architecture.
+
+Arithmetic only.
+
+Run-time part: numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from estream.models.base import Architecture, LayerPlan
+from estream.package.layout import DTYPES, WEIGHT_DTYPE, PanelLayout, align, head_slices
+
+PAD = "__pad."  # names of the fills, which the file format needs because it allows no holes
+
+
+@dataclass(frozen=True)
+class DenseTensor:
+    """One tensor of dense.safetensors. `offset` is absolute in the file, a multiple of 16 KiB; `nbytes` without fill.
+
+    `panels` is 0, or the number of panels of a U8 record (`layers.3.shared`, `layers.3.ffn`).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    panels: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
+
+
+Spec = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, panels
+
+
+def dense_specs(arch: Architecture, dense: str, panel: PanelLayout) -> Iterator[Spec]:
+    """Every dense tensor in file order: embed, final_norm, head slices, then the layers one after the other."""
+    hidden = arch.hidden
+    yield "embed", "F32" if dense == "f32" else "F16", (arch.vocab, hidden), 0
+    yield "final_norm", "F32", (hidden,), 0
+    slices, width = head_slices(arch.vocab)
+    for index in range(slices):
+        yield from _linear(f"head.{index}", hidden, width, dense)
+    for plan in arch.layers:
+        yield from _layer(arch, plan, dense, panel)
+
+
+def _linear(name: str, inputs: int, outputs: int, dense: str) -> Iterator[Spec]:
+    yield name, WEIGHT_DTYPE[dense], (inputs, outputs), 0
+    if dense == "int8":
+        yield f"{name}.scale", "F32", (outputs,), 0
+
+
+def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout) -> Iterator[Spec]:
+    attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
+    q_width, kv_width = attention.q_width, attention.kv_width
+    yield f"{at}.attn_norm", "F32", (hidden,), 0
+    for name, inputs, outputs in (
+        ("q", hidden, q_width),
+        ("k", hidden, kv_width),
+        ("v", hidden, kv_width),
+        ("o", q_width, hidden),
+    ):
+        yield from _linear(f"{at}.{name}", inputs, outputs, dense)
+    if attention.qkv_bias:
+        for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
+            yield f"{at}.{name}.bias", "F32", (width,), 0
+    if attention.o_bias:
+        yield f"{at}.o.bias", "F32", (hidden,), 0
+    if attention.qk_norm != "none":
+        whole = attention.qk_norm == "projection"
+        yield f"{at}.q_norm", "F32", (q_width if whole else attention.head_dim,), 0
+        yield f"{at}.k_norm", "F32", (kv_width if whole else attention.head_dim,), 0
+    yield f"{at}.ffn_norm", "F32", (hidden,), 0
+    if plan.ffn == "moe":
+        yield f"{at}.router", "F32", (hidden, arch.router_width), 0
+        if arch.shared_intermediate:
+            yield _record(f"{at}.shared", panel, arch.shared_intermediate)
+    else:
+        yield _record(f"{at}.ffn", panel, arch.dense_intermediate)
+
+
+def _record(name: str, panel: PanelLayout, intermediate: int) -> Spec:
+    return name, "U8", (panel.record_bytes(intermediate),), panel.panels(intermediate)
+
+
+def place(specs: Iterator[Spec], data_offset: int) -> tuple[DenseTensor, ...]:
+    """Gives each tensor its offset: the data starts at `data_offset`, every tensor on 16 KiB."""
+    tensors: list[DenseTensor] = []
+    offset = data_offset
+    for name, dtype, shape, panels in specs:
+        tensors.append(DenseTensor(name, dtype, shape, offset, panels))
+        offset = align(offset + tensors[-1].nbytes)
+    return tuple(tensors)
+
+
+def checked_pieces(tensors: tuple[DenseTensor, ...]) -> Iterator[tuple[str, int, int]]:
+    """(label, offset, nbytes) of every piece of dense.safetensors that has a CRC-32 of its own, in file order.
+
+    A record has one per panel, any other tensor one for all of it.
+    """
+    for tensor in tensors:
+        if tensor.panels:
+            size = tensor.nbytes // tensor.panels
+            for panel in range(tensor.panels):
+                yield f"{tensor.name} panel {panel}", tensor.offset + panel * size, size
+        else:
+            yield tensor.name, tensor.offset, tensor.nbytes

@@ -1,0 +1,277 @@
+"""model.json: what a packed model says about itself.
+
+Only a few fields are facts (`Manifest`'s own); the rest (parts, offsets, layer plan, head slices) follows from them and
+is written for other readers. On reading, the whole document is derived again from the facts and compared, so an unknown
+key, a wrong type and a wrong number are all errors that name the field.
+
+Run-time part: numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from estream.errors import EStreamError, PackageError
+from estream.models import family as find_family
+from estream.models.base import Architecture, Family
+from estream.package.layout import ALIGNMENT, PANEL_GRANULE, SCHEMES, PanelLayout, PoolLayout, head_slices
+
+FORMAT = "estream"
+VERSION = 1
+MODEL, POOL, DENSE, CHECKSUMS = "model.json", "experts.safetensors", "dense.safetensors", "checksums.bin"
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry:
+    """Size and lower-case hexadecimal SHA-256 of one file of the package."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """The facts of a packed model; everything else follows from them.
+
+    `experts` and `dense` are weight schemes, `width` is the panel width Ip, the offsets are where the data of the two
+    safetensors files start. `source` is {"kind": "checkpoint"} or {"kind": "synth", "preset": …, "seed": …}.
+    """
+
+    family: Family
+    experts: str
+    dense: str
+    width: int
+    pool_offset: int
+    dense_offset: int
+    files: Mapping[str, FileEntry]
+    source: Mapping[str, Any]
+    estream: str
+
+    @property
+    def panel(self) -> PanelLayout:
+        return PanelLayout(self.family.architecture().hidden, self.width, self.experts)
+
+    @property
+    def pool(self) -> PoolLayout:
+        arch = self.family.architecture()
+        panels = self.panel.panels(arch.expert_intermediate)
+        return PoolLayout(self.panel, panels, arch.experts, arch.moe_layers, self.pool_offset)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole document, in the order in which it is written."""
+        arch, panel, pool = self.family.architecture(), self.panel, self.pool
+        slices, head_width = head_slices(arch.vocab)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "family": self.family.name,
+            "config": _plain(dataclasses.asdict(self.family.config)),
+            "experts": self.experts,
+            "dense": self.dense,
+            "panel": {
+                "hidden": panel.hidden,
+                "width": panel.width,
+                "bytes": panel.panel_bytes,
+                "parts": [
+                    {"name": part.name, "dtype": part.dtype, "shape": list(part.shape), "offset": part.offset}
+                    for part in panel.parts
+                ],
+            },
+            "pool": {
+                "data_offset": pool.data_offset,
+                "layers": list(pool.moe_layers),
+                "experts": pool.experts,
+                "panels_per_expert": pool.panels_per_expert,
+                "record_bytes": pool.record_bytes,
+            },
+            "dense_data_offset": self.dense_offset,
+            "head": {"slices": slices, "width": head_width},
+            "layers": _plain([dataclasses.asdict(plan) for plan in arch.layers]),
+            "shared_panels": panel.panels(arch.shared_intermediate),
+            "ffn_panels": panel.panels(arch.dense_intermediate),
+            "files": {name: dataclasses.asdict(entry) for name, entry in sorted(self.files.items())},
+            "source": dict(self.source),
+            "estream": self.estream,
+        }
+
+    def to_json(self) -> bytes:
+        return (json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii")
+
+    @classmethod
+    def from_json(cls, text: bytes, label: str = MODEL) -> Manifest:
+        """Reads model.json; `label` names it in messages. Raises PackageError naming the field that is wrong."""
+        try:
+            raw = json.loads(text, object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as problem:
+            raise PackageError(f"{label} is not valid JSON: {problem}", next_step=_NEXT_STEP) from problem
+        read = _Fields(raw, label)
+        if read.get("format", str) != FORMAT:
+            read.refuse("format", FORMAT, raw["format"])
+        if read.get("version", int) != VERSION:
+            raise PackageError(
+                f"{label}: version of the package",
+                asked=VERSION,
+                had=raw["version"],
+                next_step="Pack the checkpoint again with this version of EStream",
+            )
+        try:
+            family = find_family(read.get("family", str)).from_config(read.get("config", dict))
+            arch = family.architecture()
+        except EStreamError as problem:
+            raise PackageError(f"{label}: config: {problem}", next_step=_NEXT_STEP) from problem
+        except (TypeError, ValueError, KeyError, AttributeError) as problem:  # wrong types inside config
+            raise PackageError(f"{label}: config cannot be read: {problem!r}", next_step=_NEXT_STEP) from problem
+        manifest = cls(
+            family=family,
+            experts=read.scheme("experts"),
+            dense=read.scheme("dense"),
+            width=read.multiple("panel", "width", PANEL_GRANULE),
+            pool_offset=read.multiple("pool", "data_offset", ALIGNMENT),
+            dense_offset=read.multiple("dense_data_offset", None, ALIGNMENT),
+            files=_files(read),
+            source=_source(read),
+            estream=read.get("estream", str),
+        )
+        check_width(manifest.width, arch, PackageError, label)
+        _compare(raw, manifest.to_dict(), label, "")
+        return manifest
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of the packed model `folder`. Raises PackageError."""
+        if not folder.is_dir():
+            raise PackageError(
+                f"{folder} is not a packed model: no such folder", next_step="Pack one with estream pack"
+            )
+        path = folder / MODEL
+        try:
+            text = path.read_bytes()
+        except OSError as problem:
+            raise PackageError(
+                f"{folder} is not a packed model: {MODEL}: {problem.strerror}",
+                next_step="Give the folder that estream pack wrote",
+            ) from problem
+        return cls.from_json(text, str(path))
+
+
+def check_width(width: int, arch: Architecture, error: type[EStreamError], thing: str) -> None:
+    """Raises `error` unless `width` is a multiple of 32 in 32 … the expert intermediate (rounded up)."""
+    intermediate = arch.expert_intermediate or arch.dense_intermediate
+    most = -(-intermediate // PANEL_GRANULE) * PANEL_GRANULE
+    if width % PANEL_GRANULE or not 0 < width <= most:
+        raise error(f"{thing}: panel width", asked=width, had=f"a multiple of {PANEL_GRANULE} of at most {most}")
+
+
+_NEXT_STEP = "Pack the checkpoint again"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class _Fields:
+    """Typed access to the document's own fields, with errors that name them."""
+
+    def __init__(self, raw: Any, label: str) -> None:
+        self.label = label
+        if not isinstance(raw, dict):
+            self.refuse("the document", "an object", type(raw).__name__)
+        self.raw = raw
+
+    def refuse(self, field: str, asked: object, had: object) -> NoReturn:
+        raise PackageError(f"{self.label}: field {field}", asked=asked, had=repr(had), next_step=_NEXT_STEP)
+
+    def get(self, name: str, kind: type) -> Any:
+        if name not in self.raw:
+            self.refuse(name, kind.__name__, "nothing")
+        # type(), not isinstance: JSON's true is no number
+        if type(self.raw[name]) is not kind:
+            self.refuse(name, kind.__name__, self.raw[name])
+        return self.raw[name]
+
+    def scheme(self, name: str) -> str:
+        value = self.get(name, str)
+        if value not in SCHEMES:
+            self.refuse(name, "|".join(SCHEMES), value)
+        return str(value)
+
+    def multiple(self, name: str, inner: str | None, of: int) -> int:
+        value = self.get(name, int if inner is None else dict)
+        if inner is not None:
+            value = value.get(inner)
+        if type(value) is not int or value <= 0 or value % of:
+            self.refuse(f"{name}.{inner}" if inner else name, f"a positive multiple of {of}", value)
+        return value
+
+
+def _files(read: _Fields) -> dict[str, FileEntry]:
+    files: dict[str, FileEntry] = {}
+    for name, entry in read.get("files", dict).items():
+        at = f"files.{name}"
+        if any(step in ("", ".", "..") for step in name.split("/")) or "\\" in name or name == MODEL:
+            read.refuse(at, "a relative path inside the package", name)
+        if not isinstance(entry, dict) or set(entry) != {"bytes", "sha256"}:
+            read.refuse(at, "bytes and sha256", entry)
+        if type(entry["bytes"]) is not int or entry["bytes"] < 0:
+            read.refuse(f"{at}.bytes", "a size", entry["bytes"])
+        if not isinstance(entry["sha256"], str) or not _SHA256.fullmatch(entry["sha256"]):
+            read.refuse(f"{at}.sha256", "64 hexadecimal digits", entry["sha256"])
+        files[name] = FileEntry(entry["bytes"], entry["sha256"])
+    for name in (POOL, DENSE, CHECKSUMS):
+        if name not in files:
+            read.refuse(f"files.{name}", "bytes and sha256", "nothing")
+    return files
+
+
+_SOURCES: dict[str, dict[str, type]] = {
+    "checkpoint": {"kind": str},
+    "synth": {"kind": str, "preset": str, "seed": int},
+}
+
+
+def _source(read: _Fields) -> dict[str, Any]:
+    source = read.get("source", dict)
+    kind = source.get("kind")
+    if not isinstance(kind, str) or kind not in _SOURCES:
+        read.refuse("source.kind", "|".join(_SOURCES), kind)
+    wanted = _SOURCES[kind]
+    for key in wanted.keys() | source.keys():
+        if key not in wanted or type(source.get(key)) is not wanted[key]:
+            asked = wanted[key].__name__ if key in wanted else "no such field"
+            read.refuse(f"source.{key}", asked, source.get(key))
+    return dict(source)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name appears twice in one object")
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _compare(had: Any, asked: Any, label: str, at: str) -> None:
+    """Raises PackageError naming the first field in which the document differs from what its facts say."""
+    if isinstance(had, dict) and isinstance(asked, dict):
+        for key in [*asked, *(key for key in had if key not in asked)]:
+            field = f"{at}.{key}" if at else key
+            if key not in asked:
+                raise PackageError(f"{label}: unknown field {field}", next_step=_NEXT_STEP)
+            if key not in had:
+                raise PackageError(f"{label}: field {field} is missing", next_step=_NEXT_STEP)
+            _compare(had[key], asked[key], label, field)
+    elif isinstance(had, list) and isinstance(asked, list) and len(had) == len(asked):
+        for index, (one, other) in enumerate(zip(had, asked, strict=True)):
+            _compare(one, other, label, f"{at}.{index}")
+    elif type(had) is not type(asked) or had != asked:
+        raise PackageError(f"{label}: field {at}", asked=repr(asked), had=repr(had), next_step=_NEXT_STEP)

@@ -1,0 +1,166 @@
+"""`pack`: a Hugging Face checkpoint becomes a packed model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from estream.errors import PackageError
+from estream.models.base import ExpertSources, Family, Source, Sources
+from estream.package.dense import DenseTensor
+from estream.package.files import Progress
+from estream.package.quantise import panel_bytes, to_float, to_int8
+from estream.package.writer import Packing, PackResult, check_schemes, write_package
+
+if TYPE_CHECKING:
+    from estream.checkpoint import Checkpoint
+
+_PIECE_ELEMENTS = 1 << 24  # of a float32 table read at a time: 64 MiB
+
+
+def pack(
+    checkpoint_path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    experts: str = "f16",
+    dense: str | None = None,
+    panel: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> PackResult:
+    """Packs the checkpoint folder `checkpoint_path` into the packed model `out`.
+
+    `experts` and `dense` are weight schemes (f32, f16, int8); `dense` defaults to `experts`. `panel` is the panel
+    width Ip, by default what the NPU's on-chip memory holds. `force` replaces an existing package in one step.
+    `progress(stage, done, total)` is called with bytes. Memory is bounded by one expert or one tensor.
+
+    Raises:
+        UsageError: an argument that cannot be meant, or `out` exists.
+        CheckpointError, UnsupportedModelError: the checkpoint; NaN and infinity are named with their tensor.
+        PackageError: not enough space.
+    """
+    from estream.checkpoint import Checkpoint
+
+    check_schemes(experts, dense)
+    with Checkpoint.open(Path(checkpoint_path)) as checkpoint:
+        family = checkpoint.family()
+        checkpoint.check(family)
+        packing = Packing(family, experts, dense, panel, {"kind": "checkpoint"})
+        copies = {path.name: path for path in checkpoint.tokenizer_files()}
+        weights = CheckpointWeights(checkpoint, family, packing)
+        return write_package(Path(out), packing, weights, copies=copies, force=force, progress=progress)
+
+
+class CheckpointWeights:
+    """The packed weights of a checkpoint, read, quantised and cut into panels one after the other."""
+
+    def __init__(self, checkpoint: Checkpoint, family: Family, packing: Packing) -> None:
+        self._checkpoint, self._family, self._packing = checkpoint, family, packing
+        self._model = family.model_sources(checkpoint.names)
+
+    def experts(self) -> Iterator[np.ndarray]:
+        """Every panel of the pool in order, U8 [panel_bytes]."""
+        for layer in self._packing.architecture.moe_layers:
+            for expert in range(self._packing.architecture.experts):
+                yield from self._record(self._family.expert_sources(layer, expert))
+
+    def dense(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(tensor name, piece) in file order."""
+        for tensor in self._packing.dense_tensors:
+            owner, _, rest = tensor.name.partition(".")
+            if tensor.name.endswith(".scale"):
+                continue  # comes with its matrix
+            if tensor.name == "embed":
+                yield from self._embedding(tensor)
+            elif tensor.name == "final_norm":
+                yield self._plain(self._model["final_norm"], tensor)
+            elif owner == "head":
+                yield from self._head_slice(int(rest), tensor)
+            else:
+                layer, _, name = rest.partition(".")
+                yield from self._layer_tensor(int(layer), name, tensor)
+
+    def _layer_tensor(self, layer: int, name: str, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
+        if tensor.panels:
+            find = self._family.shared_sources if name == "shared" else self._family.ffn_sources
+            expert = find(layer)
+            if expert is None:
+                raise PackageError(f"family {self._family.name} names no sources of {tensor.name}")
+            for panel in self._record(expert):
+                yield tensor.name, panel
+            return
+        sources = self._family.layer_sources(layer)[name]
+        if name in _LINEARS:
+            yield from self._linear(self._checkpoint.gather(sources), sources, tensor)
+        else:
+            yield self._plain(sources, tensor)
+
+    def _embedding(self, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
+        (source,) = self._model["embed"]
+        rows, hidden = tensor.shape
+        step = max(1, _PIECE_ELEMENTS // hidden)
+        for start in range(0, rows, step):
+            piece = self._checkpoint.read(narrowed(source, start, min(start + step, rows)))
+            yield tensor.name, to_float(piece, tensor.dtype, source.name)
+
+    def _head_slice(self, index: int, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
+        """One column slice [H, Vs] of the head, the last one padded with zero columns."""
+        sources = self._model["head"]
+        (source,) = sources
+        hidden, width = tensor.shape
+        vocab = self._packing.architecture.vocab
+        start, stop = index * width, min((index + 1) * width, vocab)
+        matrix = self._columns(source, start, stop)
+        if stop - start < width:
+            matrix = np.concatenate([matrix, np.zeros((hidden, width - (stop - start)), np.float32)], axis=1)
+        yield from self._linear(matrix, sources, tensor)
+
+    def _columns(self, source: Source, start: int, stop: int) -> np.ndarray:
+        """Columns start … stop of what `source` gives, read alone where they are rows of the checkpoint tensor."""
+        if source.transpose:
+            return self._checkpoint.read(narrowed(source, start, stop))
+        return np.ascontiguousarray(self._checkpoint.read(source)[:, start:stop])
+
+    def _linear(self, matrix: np.ndarray, sources: Sources, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
+        names = _names(sources)
+        if self._packing.dense == "int8":
+            integers, scale = to_int8(matrix, 0, names)
+            yield tensor.name, integers
+            yield f"{tensor.name}.scale", scale
+        else:
+            yield tensor.name, to_float(matrix, tensor.dtype, names)
+
+    def _plain(self, sources: Sources, tensor: DenseTensor) -> tuple[str, np.ndarray]:
+        return tensor.name, to_float(self._checkpoint.gather(sources), tensor.dtype, _names(sources))
+
+    def _record(self, sources: ExpertSources) -> Iterator[np.ndarray]:
+        """The panels of one expert. gate and up are read panel by panel, down [I, H] whole."""
+        layout = self._packing.panel
+        names = (sources.gate.name, sources.up.name, sources.down.name)
+        down = self._checkpoint.read(sources.down)
+        for start in range(0, len(down), layout.width):
+            stop = min(start + layout.width, len(down))
+            gate, up = self._columns(sources.gate, start, stop), self._columns(sources.up, start, stop)
+            yield panel_bytes(layout, gate, up, down[start:stop], names)
+
+
+_LINEARS = ("q", "k", "v", "o")
+
+
+def _names(sources: Sources) -> str:
+    return " + ".join(source.name for source in sources)
+
+
+def narrowed(source: Source, start: int, stop: int) -> Source:
+    """`source` cut to start … stop along the first axis that its pick leaves (output columns if it transposes)."""
+    pick = list(source.pick)
+    slices = [(at, index) for at, index in enumerate(pick) if isinstance(index, slice)]
+    axis, here = slices[0] if slices else (len(pick), slice(None))
+    part = range(*here.indices(source.shape[axis]))[start:stop]
+    pick[axis : axis + 1] = [slice(part.start, part.stop, part.step)]
+    return replace(source, pick=tuple(pick))

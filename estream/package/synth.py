@@ -1,0 +1,199 @@
+"""`synth`: a packed model of seeded random weights in the shape of a public model, written without a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estream.models import family as find_family
+from estream.package.dense import DenseTensor
+from estream.package.files import Progress
+from estream.package.layout import DTYPES
+from estream.package.presets import preset_config
+from estream.package.quantise import part_views
+from estream.package.writer import Packing, PackResult, check_schemes, write_package
+
+_PIECE_ELEMENTS = 1 << 22  # drawn at a time
+
+# The recipe, for a residual stream that starts at unit variance and stays below about 2. After a norm, x has unit
+# variance; a matrix [K, N] of variance v/K gives outputs of variance v.
+_LOGITS = 2.0  # of the head: standard deviation of the logits
+_ROUTER = 1.0  # standard deviation of router logits: the top 8 of 64 then differ by factors, and every expert is used
+_SWIGLU = 0.355  # mean square of silu(a)·b for independent unit normals a and b, which down must make up for
+_NORM_SPREAD = 0.1  # norm weights are 1 ± this, biases 0 ± this: wrong ones must change the answer
+
+
+def synthesize(
+    preset: str,
+    out: str | os.PathLike[str],
+    *,
+    experts: str = "int8",
+    dense: str | None = None,
+    layers: int | None = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> PackResult:
+    """Writes a packed model with random weights in the shape of `preset`, cut to its first `layers` layers if given.
+
+    The same arguments give the same bytes; every record differs. Activations stay finite and routing is spread over
+    all experts. There is no tokenizer. Memory is bounded by a few panels.
+
+    Raises:
+        UsageError: unknown preset or scheme, impossible `layers`, or `out` exists.
+        PackageError: not enough space.
+    """
+    check_schemes(experts, dense)
+    source = {"kind": "synth", "preset": preset, "seed": seed}
+    return _synthesize(preset_config(preset, layers), source, out, experts, dense, seed, force, progress)
+
+
+def _synthesize(
+    config: dict[str, Any],
+    source: dict[str, Any],
+    out: str | os.PathLike[str],
+    experts: str,
+    dense: str | None,
+    seed: int,
+    force: bool,
+    progress: Progress | None,
+) -> PackResult:
+    family = find_family(config["model_type"]).from_config(config)
+    packing = Packing(family, experts, dense, None, source)
+    return write_package(Path(out), packing, RandomWeights(packing, seed), copies={}, force=force, progress=progress)
+
+
+class RandomWeights:
+    """Packed weights drawn directly in their stored form, each tensor or panel from a generator of its own."""
+
+    def __init__(self, packing: Packing, seed: int) -> None:
+        self._packing, self._seed = packing, seed
+        self._branch = (2 * len(packing.architecture.layers)) ** -0.5  # two branches per layer add to the residual
+
+    def experts(self) -> Iterator[np.ndarray]:
+        """Every panel of the pool in order, U8 [panel_bytes]."""
+        arch, panels = self._packing.architecture, self._packing.pool.panels_per_expert
+        for layer in arch.moe_layers:
+            for expert in range(arch.experts):
+                for panel in range(panels):
+                    yield self._panel(f"layers.{layer}.experts.{expert}", panel, arch.expert_intermediate)
+
+    def dense(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(tensor name, piece) in file order."""
+        arch = self._packing.architecture
+        for tensor in self._packing.dense_tensors:
+            if tensor.panels:
+                shared = tensor.name.endswith(".shared")
+                for panel in range(tensor.panels):
+                    intermediate = arch.shared_intermediate if shared else arch.dense_intermediate
+                    yield tensor.name, self._panel(tensor.name, panel, intermediate)
+            elif tensor.name.endswith(".scale"):
+                deviation = self._deviation(tensor.name.removesuffix(".scale"), self._inputs(tensor.name))
+                yield tensor.name, np.full(tensor.shape, deviation / _INT8_DEVIATION, np.float32)
+            else:
+                for piece in self._tensor(tensor):
+                    yield tensor.name, piece
+
+    def _inputs(self, name: str) -> int:
+        """K of the matrix that `name` is, or scales."""
+        attention = self._packing.architecture.attention
+        return attention.q_width if name.split(".")[-2:-1] == ["o"] else self._packing.architecture.hidden
+
+    def _deviation(self, name: str, inputs: int) -> float:
+        kind = name.split(".")[0 if name.startswith(("embed", "head")) else -1]
+        scale = {"embed": inputs**0.5, "head": _LOGITS, "router": _ROUTER, "o": self._branch}.get(kind, 1.0)
+        return float(scale * inputs**-0.5)
+
+    def _tensor(self, tensor: DenseTensor) -> Iterator[np.ndarray]:
+        """Pieces of whole rows."""
+        draw = self._generator(tensor.name, 0)
+        dtype = DTYPES[tensor.dtype]
+        if len(tensor.shape) == 1:
+            centre = 0.0 if tensor.name.endswith(".bias") else 1.0
+            yield centre + _floats(draw, tensor.shape, _NORM_SPREAD, dtype)
+            return
+        rows, columns = tensor.shape
+        used = columns
+        if tensor.name.startswith("head."):  # columns beyond the vocabulary are zeros, as pack writes them
+            used = min(columns, self._packing.architecture.vocab - int(tensor.name.split(".")[1]) * columns)
+        deviation = self._deviation(tensor.name, columns if tensor.name == "embed" else rows)
+        step = max(1, _PIECE_ELEMENTS // columns)
+        for start in range(0, rows, step):
+            shape = (min(step, rows - start), columns)
+            piece = _integers(draw, shape) if tensor.dtype == "I8" else _floats(draw, shape, deviation, dtype)
+            piece[:, used:] = 0
+            yield piece
+
+    def _panel(self, record: str, panel: int, intermediate: int) -> np.ndarray:
+        """One panel of the record; channels beyond the expert's intermediate size are zeros."""
+        layout = self._packing.panel
+        draw = self._generator(record, panel)
+        channels = min(layout.width, intermediate - panel * layout.width)
+        inner = layout.hidden**-0.5
+        outer = self._branch * (_SWIGLU * intermediate) ** -0.5
+        # int8: the whole panel is drawn at once, then scales and fills are put in their places.
+        if layout.scheme == "int8":
+            packed = _integers(draw, (layout.panel_bytes,)).view(np.uint8)
+        else:
+            packed = np.zeros(layout.panel_bytes, np.uint8)
+        end = 0
+        for part, view in zip(layout.parts, part_views(layout, packed).values(), strict=True):
+            packed[end : part.offset] = 0
+            end = part.offset + part.nbytes
+            used = np.s_[:channels] if part.name == "down" else np.s_[..., :channels]
+            if part.name == "gate_scale":
+                view[:] = inner / _INT8_DEVIATION
+            elif part.name == "mid_scale":
+                view[:] = inner * outer / _INT8_DEVIATION**2
+            elif layout.scheme != "int8":
+                shape = view[used].shape
+                view[used] = _floats(draw, shape, outer if part.name == "down" else inner, view.dtype)
+            elif part.name == "down":
+                view[channels:] = 0
+            else:
+                view[:, channels:] = 0
+        packed[end:] = 0
+        return packed
+
+    def _generator(self, name: str, panel: int) -> np.random.Generator:
+        key = (zlib.crc32(name.encode()), panel)
+        return np.random.Generator(np.random.SFC64(np.random.SeedSequence(self._seed, spawn_key=key)))
+
+
+# Uniform over the odd integers of int8: zero mean, never -128, and one operation per word.
+_INT8_DEVIATION = float(np.sqrt((128**2 - 1) / 3))
+
+
+def _integers(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """int8 of `shape`, uniform over -127, -125, … 127."""
+    count = int(np.prod(shape))
+    words = draw.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
+    words |= np.uint64(0x0101010101010101)
+    return words.view(np.int8)[:count].reshape(shape)
+
+
+def _floats(draw: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: np.dtype) -> np.ndarray:
+    """`dtype` of `shape`, uniform over 65536 equally spaced values of zero mean and standard deviation `deviation`."""
+    count = int(np.prod(shape))
+    words = draw.integers(0, 1 << 64, -(-count // 4), dtype=np.uint64).view(np.uint16)
+    table, values = _table(deviation, dtype), np.empty(count, dtype)
+    for start in range(0, count, _TAKEN):
+        piece = slice(start, min(start + _TAKEN, count))
+        np.take(table, words[piece], out=values[piece], mode="clip")
+    return values.reshape(shape)
+
+
+_TAKEN = 1 << 15  # looked up at a time: stays in the cache
+
+
+@lru_cache(maxsize=16)
+def _table(deviation: float, dtype: np.dtype) -> np.ndarray:
+    """The values, looked up because numpy converts to float16 five times slower than it looks up."""
+    steps = np.arange(1 << 16) - ((1 << 16) - 1) / 2
+    return (steps * (deviation / np.sqrt(((1 << 32) - 1) / 12))).astype(dtype)
