@@ -1,0 +1,40 @@
+"""What goes into the machine and what came out of the file, checked: routes and panels."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Container
+
+import numpy as np
+
+from estream.errors import FlashError
+from estream.package.layout import PoolLayout
+
+Checksum = Callable[[int, int], int]  # (layer, panel) -> CRC-32 of the panel's bytes in the package
+
+
+def check_panel(memory: memoryview, layout: PoolLayout, layer: int, panel: int, checksum: Checksum) -> None:
+    """Raises FlashError if `memory` (uint8 [panel_bytes]) is not what was packed. Releases the GIL while it sums."""
+    expected, found = checksum(layer, panel), zlib.crc32(memory)
+    if expected != found:
+        expert, part = divmod(panel, layout.panels_per_expert)
+        raise FlashError(
+            f"layer {layer}, expert {expert}, panel {part}: the bytes read are not those that were packed",
+            asked=f"CRC-32 {expected:08x}",
+            had=f"{found:08x}",
+            next_step="Run `estream verify` to see whether the file or the reading is at fault.",
+        )
+
+
+def check_routes(layout: PoolLayout, layer: int, needed: np.ndarray, known: Container[int]) -> np.ndarray:
+    """The needed panels of `layer`, ascending. Raises FlashError unless `needed` is bool [panels_per_layer], the layer
+    has experts, and its routes are not `known` yet."""
+    needed = np.asarray(needed)
+    if layer not in layout.moe_layers:
+        raise FlashError(f"layer {layer} has no experts in the pool", had=f"layers {list(layout.moe_layers)}")
+    if needed.shape != (layout.panels_per_layer,) or needed.dtype != np.bool_:
+        had = f"{needed.dtype} {list(needed.shape)}"
+        raise FlashError(f"routes of layer {layer}", asked=f"bool [{layout.panels_per_layer}]", had=had)
+    if layer in known:
+        raise FlashError(f"the routes of layer {layer} were given twice in one prefill")
+    return np.flatnonzero(needed)

@@ -1,0 +1,309 @@
+"""The expert pool as the layer loop sees it: groups arriving in banks, read by Q lane threads ahead of the compute."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from estream.errors import ClosedError, FlashError
+from estream.flash.checks import Checksum, check_panel
+from estream.flash.machine import Machine
+from estream.flash.pool import Source
+from estream.flash.states import Answer, BankState, Counters, Load, Read
+from estream.package.layout import PoolLayout
+from estream.runtime.target import Buffer
+
+if TYPE_CHECKING:
+    from estream.telemetry.trace import Trace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """A group in memory. `panels`: (expert * panels_per_expert + p, its bytes), ascending, only those with tokens."""
+
+    layer: int
+    group: int  # its index in the layer
+    bank: int
+    panels: tuple[tuple[int, Buffer], ...]
+
+
+class ExpertStream:
+    """Q lanes read the pool group by group into `banks`; `groups(layer)` hands them to the one compute thread.
+
+        stream.begin()
+        for each layer:
+            stream.routes(layer, needed)
+            for ready in stream.groups(layer): ...      # the bank is given back when the loop advances
+        stream.end()                                    # or abort(), after anything went wrong; then begin() again
+
+    banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES.
+    checksum: (layer, panel) -> CRC-32, to verify every group that is read, or None. clock: seconds.
+    Raises UsageError for values that cannot be meant, FlashError for banks that do not fit.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        layout: PoolLayout,
+        banks: Sequence[Buffer],
+        *,
+        group: int,
+        lanes: int,
+        mode: str = "before-routing",
+        checksum: Checksum | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: Trace | None = None,
+    ) -> None:
+        self._trace = trace
+        self._clock = clock
+        self._machine = Machine(
+            layout,
+            group=group,
+            banks=len(banks),
+            lanes=lanes,
+            mode=mode,
+            check=checksum is not None,
+            on_bank=None if trace is None else self._trace_bank,
+        )
+        need, panel = self._machine.bank_bytes, layout.panel.panel_bytes
+        for index, bank in enumerate(banks):
+            if bank.nbytes < need:
+                raise FlashError(f"bank {index} is too small", asked=f"{need} bytes", had=f"{bank.nbytes} bytes")
+            if bank.address % mmap.PAGESIZE:
+                raise FlashError(f"bank {index} is not page-aligned", had=hex(bank.address))
+        self._source = source
+        self._layout = layout
+        self._checksum = checksum
+        self._memory = [bank.part(0, need).memory() for bank in banks]
+        # The fixed set of addresses that the compute may ever bind.
+        self._slots = [[bank.part(at, panel) for at in range(0, need, panel)] for bank in banks]
+        self._bank_since: list[tuple[str, float] | None] = [None] * len(banks)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # lanes: there may be something to read
+        self._news = threading.Condition(self._lock)  # compute: a group is Ready, a lane failed, or all is quiet
+        self._error: FlashError | None = None
+        self._active = False  # between begin and the return of end or abort
+        self._closed = False
+        self._epoch = 0  # tells a generator of an aborted prefill from one of this prefill
+        self._reading = 0
+        self._reading_since = 0.0
+        self._lanes = [
+            threading.Thread(target=self._lane, args=(lane,), name=f"estream-lane-{lane}", daemon=True)
+            for lane in range(lanes)
+        ]
+        for thread in self._lanes:
+            thread.start()
+
+    @property
+    def counters(self) -> Counters:
+        """Of the running or the last prefill."""
+        return self._machine.counters
+
+    @property
+    def verifies(self) -> bool:
+        """Every group is compared with its checksums."""
+        return self._checksum is not None
+
+    def begin(self) -> None:
+        """Starts a prefill; in mode before-routing the lanes start to read now.
+
+        Raises FlashError if a prefill is running, or if the file has changed since it was opened."""
+        with self._lock:
+            self._must_be_open()
+            if self._active:
+                raise FlashError("a prefill is already running on this stream", next_step="End or abort it first.")
+            self._source.check_unchanged()
+            self._machine.begin()
+            self._active = True
+            self._epoch += 1
+            self._work.notify_all()
+
+    def routes(self, layer: int, needed: np.ndarray) -> None:
+        """Which panels of `layer` have tokens: bool [panels_per_layer]. Raises FlashError, also a lane's failure."""
+        with self._lock:
+            self._must_be_well()
+            self._machine.routes(layer, needed)
+            self._work.notify_all()
+
+    def groups(self, layer: int) -> Iterator[ReadyGroup]:
+        """The layer's groups with needed panels, in pool order; waits until each is Ready. Its buffers may be used
+        until the loop advances. Raises FlashError: a lane's failure, a damaged panel, a layer out of order."""
+        epoch = self._epoch
+        while (load := self._next_group(layer, epoch)) is not None:
+            slots = self._slots[load.bank]
+            panels = tuple((panel, slots[panel - load.first]) for panel in load.needed or ())
+            yield ReadyGroup(layer, load.index, load.bank, panels)
+            with self._lock:
+                self._must_be_well(epoch)
+                self._machine.release()
+                self._work.notify_all()
+
+    def _next_group(self, layer: int, epoch: int) -> Load | None:
+        with self._lock:
+            since: float | None = None
+            try:
+                while True:
+                    self._must_be_well(epoch)
+                    answer = self._machine.acquire(layer)
+                    if isinstance(answer, Load):
+                        return answer
+                    if answer is Answer.DONE:
+                        return None
+                    if since is None:
+                        since = self._clock()
+                        self._work.notify_all()  # on-demand: this is the demand
+                    self._news.wait()
+            finally:
+                self._count_wait(since, f"wait for layer {layer}")
+
+    def _count_wait(self, since: float | None, name: str) -> None:
+        if since is not None:
+            now = self._clock()
+            self._machine.counters.wait_s += now - since
+            if self._trace is not None:
+                self._trace.span("compute", name, since, now)
+
+    def end(self) -> None:
+        """The prefill is complete. Waits for reads of groups that turned out not to be needed.
+
+        Raises FlashError if groups are left (abort then), or if a lane failed meanwhile."""
+        with self._lock:
+            self._must_be_well()
+            self._machine.end()
+            self._drain("wait for the last reads")
+            error, self._error = self._error, None
+            self._active = False
+        if error is not None:
+            raise error
+
+    def abort(self) -> None:
+        """Gives the prefill up from any state: waits for outstanding reads, makes all banks Available, forgets the
+        failure, if any. Interrupted or called twice it does no harm. Buffers handed out may not be used any more."""
+        with self._lock:
+            self._epoch += 1
+            self._machine.abort()
+            self._drain("wait for the aborted reads")
+            self._error = None
+            self._active = False
+
+    def _drain(self, name: str) -> None:
+        since = None if self._machine.quiet else self._clock()
+        try:
+            while not self._machine.quiet:
+                self._news.wait()
+        finally:
+            self._count_wait(since, name)
+
+    def close(self) -> None:
+        """Ends all lane threads after their outstanding reads. Twice is harmless. Source and banks stay open."""
+        with self._lock:
+            self._closed = True
+            self._epoch += 1
+            self._machine.abort()
+            self._work.notify_all()
+            self._news.notify_all()
+        for thread in self._lanes:
+            thread.join()
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the expert stream is closed")
+
+    def _must_be_well(self, epoch: int | None = None) -> None:
+        self._must_be_open()
+        if epoch is not None and epoch != self._epoch:
+            raise FlashError("these groups belong to a prefill that was given up")
+        if self._error is not None:
+            raise self._error
+
+    def _lane(self, lane: int) -> None:
+        """One lane: takes a stripe, reads it, says so. Nothing that goes wrong may end the thread."""
+        while (read := self._take()) is not None:
+            start = self._clock()
+            error = _attempt(self._read, read)
+            if self._trace is not None:
+                name = f"layer {read.load.layer} group {read.load.index}"
+                self._trace.span(f"lane {lane}", name, start, self._clock(), {"bytes": read.nbytes})
+            check = self._finish(read, error)
+            if check is not None:
+                error = _attempt(self._verify, check)
+                with self._lock:
+                    if error is None:
+                        self._machine.check_done(check)
+                    else:
+                        self._fail(check, error)
+                    self._tell()
+
+    def _take(self) -> Read | None:
+        with self._lock:
+            while not self._closed:
+                read = self._machine.next_read()
+                if read is not None:
+                    if self._reading == 0:
+                        self._reading_since = self._clock()
+                    self._reading += 1
+                    return read
+                self._work.wait()
+        return None
+
+    def _read(self, read: Read) -> None:
+        memory = self._memory[read.load.bank]
+        self._source.read_into(memory[read.bank_offset : read.bank_offset + read.nbytes], read.offset)
+
+    def _verify(self, load: Load) -> None:
+        assert self._checksum is not None
+        memory, size = self._memory[load.bank], self._layout.panel.panel_bytes
+        for panel in load.read:
+            at = (panel - load.first) * size
+            check_panel(memory[at : at + size], self._layout, load.layer, panel, self._checksum)
+
+    def _finish(self, read: Read, error: FlashError | None) -> Load | None:
+        """Takes the outcome of a read. Returns the load if this lane must now check it."""
+        with self._lock:
+            self._reading -= 1
+            if self._reading == 0:
+                self._machine.counters.busy_s += self._clock() - self._reading_since
+            check = None
+            if error is None:
+                check = self._machine.read_done(read)
+            else:
+                self._fail(read.load, error)
+            self._tell()
+            return check
+
+    def _fail(self, load: Load, error: FlashError) -> None:
+        self._machine.failed(load)
+        if self._error is None:
+            self._error = error
+
+    def _tell(self) -> None:
+        self._work.notify_all()
+        self._news.notify_all()
+
+    def _trace_bank(self, bank: int, state: BankState, load: Load | None) -> None:
+        """Under the lock: ends the span of the bank's last state and starts the next."""
+        now, last = self._clock(), self._bank_since[bank]
+        if last is not None and self._trace is not None:
+            self._trace.span(f"bank {bank}", last[0], last[1], now)
+        self._bank_since[bank] = None if load is None else (f"{state.value} layer {load.layer} group {load.index}", now)
+
+
+def _attempt(action: Callable[[T], None], argument: T) -> FlashError | None:
+    """What went wrong, for the compute thread: whatever a source raises belongs there."""
+    try:
+        action(argument)
+    except FlashError as error:
+        return error
+    except BaseException as error:
+        failure = FlashError(f"a lane failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+    return None
