@@ -1,0 +1,5 @@
+"""`python -m estream`: the command line."""
+
+from estream.cli.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,123 @@
+"""The `estream` command: parses the arguments, runs one command, turns errors into messages and exit statuses.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads our output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from estream.cli import completion, inspect, pack, prefill, synth, verify
+from estream.cli.console import Console
+from estream.errors import EStreamError
+from estream.version import __version__
+
+# Command modules keep their heavy imports inside run(), so that --help and completion are quick.
+COMMANDS = (pack, synth, inspect, verify, prefill, completion)
+
+INTERRUPTED = 128 + 2  # what a shell reports for SIGINT
+BROKEN_PIPE = 128 + 13  # and for SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports mistakes in the words of every other error of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"estream: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line, one sub-parser per file of this folder."""
+    parser = Parser(
+        prog="estream",
+        description="Prefill of Mixture-of-Experts language models with the expert weights in flash.",
+        epilog="Each command has an example: estream COMMAND --help",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"estream {__version__}")
+    common = Parser(add_help=False)
+    talk = common.add_mutually_exclusive_group()
+    talk.add_argument("-q", "--quiet", action="store_true", help="results only: no plan, no progress, no warnings")
+    talk.add_argument("-v", "--verbose", action="count", default=0, help="more detail; twice: tracebacks too")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for module in COMMANDS:
+        sub = commands.add_parser(
+            module.NAME,
+            help=module.HELP,
+            description=module.DESCRIPTION,
+            epilog=f"example:\n{module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[common],
+            allow_abbrev=False,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status. argparse leaves by SystemExit (usage: 2, --help: 0)."""
+    args = build_parser().parse_args(argv)
+    debug = args.verbose >= 2 or bool(os.environ.get("ESTREAM_DEBUG"))
+    _log_to_stderr(args.quiet, args.verbose)
+    console = Console(quiet=args.quiet, verbose=args.verbose, json=getattr(args, "json", False))
+    try:
+        status: int = args.run(args, console)
+        sys.stdout.flush()  # a closed pipe must show here, where it is caught
+        return status
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        console.error("interrupted")
+        return INTERRUPTED
+    except EStreamError as error:
+        _traceback_if(debug)
+        console.error(f"error: {error}")
+        return error.exit_status
+    except OSError as error:
+        _traceback_if(debug)
+        console.error(f"error: {_os_message(error)}")
+        return 1
+    except MemoryError:
+        _traceback_if(debug)
+        console.error("error: out of memory. Give a smaller --memory, or use a smaller package.")
+        return 1
+    except Exception as error:
+        _traceback_if(debug)
+        hint = "" if debug else " This is a bug in EStream: run again with -vv for the traceback."
+        console.error(f"error: unexpected {type(error).__name__}: {error}.{hint}")
+        return 1
+
+
+def _os_message(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+def _traceback_if(debug: bool) -> None:
+    if debug:
+        traceback.print_exc(file=sys.stderr)
+
+
+def _log_to_stderr(quiet: bool, verbose: int) -> None:
+    """Shows what the library logs under 'estream': warnings by default, more with -v, errors only with -q."""
+    log = logging.getLogger("estream")
+    log.setLevel(logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    log.handlers[:] = [handler]
+    log.propagate = False
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"estream: {record.levelname.lower()}: {record.getMessage()}"

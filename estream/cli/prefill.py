@@ -1,0 +1,117 @@
+"""`estream prefill`: a prompt in, the next token out, and where the time, the bytes and the memory went."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from estream.cli import prompt, report
+from estream.cli.console import Console
+from estream.cli.options import add_json, check_can_write, positive, size
+from estream.cli.progress import Progress
+from estream.solver.automatic import PREFETCH_MODES, RESIDENT_MODES
+
+NAME = "prefill"
+HELP = "run a prompt through a packed model"
+DESCRIPTION = "Runs a prompt through a packed model and prints the most probable next tokens and the statistics."
+EXAMPLE = """  estream prefill olmoe.estream --prompt "The capital of France is"
+  estream prefill olmoe.estream --ids "510 5347 273 6181 310" --memory 1.5GiB --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the package, the prompt, the configuration and the outputs."""
+    parser.add_argument("package", metavar="PACKAGE", type=Path, help="a packed model (NAME.estream)")
+    prompt.add_arguments(parser)
+    run = parser.add_argument_group("target")
+    run.add_argument("--backend", choices=("cpu",), default="cpu", help="where the graphs run (default cpu)")
+    run.add_argument(
+        "--reference", action="store_true", help="dequantise, then multiply in float32: what to compare with"
+    )
+    run.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
+    paging = parser.add_argument_group("configuration (what is left out is chosen)")
+    paging.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process: 1.5GiB, 800M")
+    paging.add_argument("--group", metavar="G", type=positive, help="panels per group, the unit of reading")
+    paging.add_argument("--banks", metavar="B", type=positive, help="banks in the arena, one group each")
+    paging.add_argument("--lanes", metavar="Q", type=positive, help="outstanding flash reads")
+    paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="before-routing", help="(default before-routing)")
+    paging.add_argument(
+        "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
+    )
+    paging.add_argument("--no-direct-io", action="store_true", help="read through the page cache")
+    paging.add_argument("--verify-reads", action="store_true", help="check every panel read against its checksum")
+    output = parser.add_argument_group("output")
+    output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
+    output.add_argument("--all-logits", metavar="F.npy", type=Path, help="write every token's logits, float32 [N, V]")
+    output.add_argument("--trace", metavar="F.json", type=Path, help="write Chrome trace events (open in Perfetto)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Opens the package, runs the prompt, prints the answer. Every mistake in the arguments is told before any work."""
+    from estream.engine import Engine
+    from estream.package.reader import Package
+    from estream.prompt import check_prompt
+
+    for option, path in (("--all-logits", args.all_logits), ("--trace", args.trace)):
+        if path is not None:
+            check_can_write(path, option)
+    package = Package.open(args.package)
+    tokenizer = prompt.load_tokenizer(args.package)
+    architecture = package.architecture
+    ids = check_prompt(prompt.prompt_ids(args, tokenizer), architecture, architecture.context)
+    trace = _trace(args.trace)
+    with ExitStack() as stack:
+        sink = None
+        if args.all_logits is not None:
+            sink = stack.enter_context(_npy_sink(args.all_logits, len(ids), architecture.vocab))
+        with Progress(console) as progress:
+            engine = stack.enter_context(
+                Engine(
+                    args.package,
+                    args.backend,
+                    args.memory,
+                    group=args.group,
+                    banks=args.banks,
+                    lanes=args.lanes,
+                    prefetch=args.prefetch,
+                    resident=args.resident,
+                    reference=args.reference,
+                    threads=args.threads,
+                    direct_io=not args.no_direct_io,
+                    verify_reads=args.verify_reads,
+                    max_tokens=len(ids),
+                    trace=trace,
+                    progress=progress,
+                )
+            )
+        console.detail(report.plan(package, len(ids), engine.configuration))
+        result = engine.prefill(ids, logits="last" if sink is None else "all", logits_sink=sink)
+        last = result.logits if sink is None else sink.row(len(ids) - 1)
+        assert last is not None, "logits were asked for"
+        following = report.next_tokens(last, args.top, int(ids[-1]), tokenizer)
+    if trace is not None:
+        trace.write(args.trace)
+    stats = result.stats.to_dict()
+    console.result(report.answer(following))
+    console.detail(report.statistics(stats))
+    console.more(report.everything(stats, result.configuration))
+    console.result_json(
+        {"tokens": result.tokens, "next": following, "stats": stats, "configuration": result.configuration}
+    )
+    return 0
+
+
+def _trace(path: Path | None) -> Any | None:
+    if path is None:
+        return None
+    from estream.telemetry.trace import Trace
+
+    return Trace()
+
+
+def _npy_sink(path: Path, rows: int, columns: int) -> Any:
+    from estream.cli.npy_sink import NpySink
+
+    return NpySink(path, rows, columns)

@@ -1,0 +1,316 @@
+"""Open a packed model and prefill prompts through the paged arena."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from estream.errors import ClosedError, UsageError
+from estream.flash.pool import PoolFile
+from estream.flash.resident import ResidentExperts
+from estream.flash.stream import ExpertStream
+from estream.layers.attention import AttentionLayers
+from estream.layers.experts import ExpertRunner
+from estream.layers.head import Head, LogitsSink
+from estream.layers.state import State
+from estream.layers.weights import DenseWeights
+from estream.models.rope import rope_tables
+from estream.package.reader import Package
+from estream.prompt import check_prompt, longest_prompt
+from estream.routing import RouteTable, Tile, split_rows
+from estream.runtime import open_target
+from estream.runtime.target import Buffer, Target
+from estream.solver.automatic import LANES, held_bytes, resolve
+from estream.telemetry.memory import process_memory
+from estream.telemetry.stats import PrefillStats, Stopwatch
+from estream.telemetry.trace import Trace
+from estream.units import parse_size
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """What a prefill returns.
+
+    logits: float32 [V] of the last token (`logits="last"`), [N, V] (`"all"`), or None; hidden: float32 [N, H] after the
+    final norm where asked for.
+    """
+
+    tokens: int
+    logits: np.ndarray | None
+    hidden: np.ndarray | None
+    stats: PrefillStats
+    configuration: dict[str, object]
+
+
+class Engine:
+    """A packed model, opened for prefill on one target. Use it as a context manager.
+
+    path: a `NAME.estream` directory. backend: "cpu" (or a Target). memory: budget of the whole process in bytes or as
+    "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
+    "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. reference: the dequantise-then-f32
+    lowering. max_tokens: longest prompt; None: 4096, or the model's context where that is shorter.
+    trace: a Trace that collects spans. progress: called with (stage, done, total) in bytes while opening.
+
+    Calls of prefill from several threads are served one after the other. Raises EStreamError subclasses only (and
+    KeyboardInterrupt); after an error in prefill the engine can be used again.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        backend: str | Target = "cpu",
+        memory: int | str | None = None,
+        *,
+        group: int | None = None,
+        banks: int | None = None,
+        lanes: int | None = None,
+        prefetch: str = "before-routing",
+        resident: str = "none",
+        reference: bool = False,
+        threads: int | None = None,
+        direct_io: bool = True,
+        verify_reads: bool = False,
+        max_tokens: int | None = None,
+        trace: Trace | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._cleanup = ExitStack()
+        try:
+            package = Package.open(path)
+            arch = package.architecture
+            self.package = package
+            self.max_tokens = longest_prompt(max_tokens, arch.context)
+            budget = parse_size(memory) if isinstance(memory, str) else memory
+            # Mistakes in the options are told before anything is loaded.
+            resolve(package.pool, group=group, banks=banks, lanes=lanes, prefetch=prefetch, resident=resident)
+            target = backend
+            if isinstance(target, str):
+                target = open_target(target, threads=threads, reference=reference)
+            self._cleanup.callback(target.close)
+            self._target = target
+            self._weights = DenseWeights(target, package, direct=direct_io, lanes=lanes or LANES)
+            self._state = State(target, arch, self.max_tokens)
+            self._attention = AttentionLayers(target, package, self._weights, self._state)
+            self._runner = ExpertRunner(target, package, self._state)
+            self._head = Head(target, package, self._weights, self._state)
+            now = process_memory().rss_plus_swap_bytes or 0
+            held = held_bytes(now, self._state.nbytes, self._state.block, arch, self.max_tokens)
+            self._configuration = resolve(
+                package.pool,
+                group=group,
+                banks=banks,
+                lanes=lanes,
+                prefetch=prefetch,
+                resident=resident,
+                memory=budget,
+                held=held,
+            )
+            self._file = PoolFile.open(package.experts_file, direct=direct_io)
+            self._cleanup.callback(self._file.close)
+            self._experts = self._open_experts(verify_reads, trace, progress)
+            self._cleanup.callback(self._experts.close)
+        except BaseException:
+            self._cleanup.close()
+            raise
+        self._trace = trace
+        self._memory = budget
+        self.load_s = time.perf_counter() - started
+
+    def _open_experts(
+        self, verify: bool, trace: Trace | None, progress: Callable[[str, int, int], None] | None
+    ) -> ExpertStream | ResidentExperts:
+        pool, chosen = self.package.pool, self._configuration
+        checksum = self.package.checksum if verify else None
+        if chosen.resident == "all":
+            buffer = self._target.allocate(max(pool.pool_bytes, 1), "resident experts")
+            return ResidentExperts(self._file, pool, buffer, lanes=chosen.lanes, checksum=checksum, progress=progress)
+        arena = self._target.allocate(max(chosen.arena_bytes, 1), "arena")
+        banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
+        return ExpertStream(
+            self._file,
+            pool,
+            banks,
+            group=chosen.group,
+            lanes=chosen.lanes,
+            mode=chosen.prefetch,
+            checksum=checksum,
+            trace=trace,
+        )
+
+    @property
+    def experts(self) -> ExpertStream | ResidentExperts:
+        """The expert pool as the layer loop sees it; for benchmarks that read without computing."""
+        return self._experts
+
+    @property
+    def configuration(self) -> dict[str, object]:
+        """Everything resolved, as results and reports carry it."""
+        return {
+            "backend": self._target.name,
+            "graphs": self._target.graphs,
+            "threads": getattr(self._target, "threads", None),
+            **self._configuration.to_dict(),
+            "memory": self._memory,
+            "max_tokens": self.max_tokens,
+            "tile_rows": self._runner.rows,
+            "block_rows": self._state.block,
+            "panel_width": self.package.pool.panel.width,
+            "experts": self.package.pool.panel.scheme,
+            "dense": self.package.manifest.dense,
+            "verify_reads": self._experts.verifies,
+            "direct_io": self._file.direct,
+        }
+
+    def prefill(
+        self,
+        ids: Sequence[int] | np.ndarray,
+        logits: str | None = "last",
+        hidden: bool = False,
+        logits_sink: LogitsSink | None = None,
+    ) -> PrefillResult:
+        """Runs the prompt `ids` (at least one token) through the model.
+
+        logits: "last" → float32 [V], "all" → float32 [N, V], None → none. logits_sink: with "all", receives
+        (row, column, block) pieces instead of an array being built. hidden: also return the final-normed hidden states.
+        Raises PromptError, FlashError, NumericError, TargetError, ClosedError.
+        """
+        if logits not in ("last", "all", None):
+            raise UsageError("logits must be 'last', 'all' or None", asked=repr(logits))
+        started = time.perf_counter()
+        tokens = check_prompt(ids, self.package.architecture, self.max_tokens)
+        with self._lock:
+            if self._closing.is_set():
+                raise ClosedError("the engine is closed", next_step="Open a new Engine")
+            try:
+                return self._prefill(tokens, logits, hidden, logits_sink, started)
+            except BaseException:
+                self._experts.abort()
+                raise
+
+    def _prefill(
+        self, ids: np.ndarray, logits: str | None, hidden: bool, sink: LogitsSink | None, started: float
+    ) -> PrefillResult:
+        state, arch, tokens = self._state, self.package.architecture, len(ids)
+        watch = Stopwatch(self._trace)
+        state.bytes_copied = 0
+        self._runner.begin(tokens)
+        self._experts.begin()
+        with watch("embed_s", "embedding"):
+            embedded = self.package.embedding_rows(ids)
+            state.hidden[:tokens] = embedded
+        self._layers(tokens, watch)
+        answer: np.ndarray | None = None
+        with watch("head_s", "output head"):
+            first = 0 if logits == "all" or hidden else tokens - 1
+            if logits or hidden:
+                self._head.normalise(first, tokens)
+            if logits:
+                start = 0 if logits == "all" else tokens - 1
+                if sink is None:
+                    answer = np.empty((tokens - start, arch.vocab), np.float32)
+                    sink = _into(answer)
+                self._head.run(start, tokens, sink)
+        # After the head, which hides the last reads of groups that turned out not to be needed.
+        self._experts.end()
+        ttft = time.perf_counter() - started
+        return PrefillResult(
+            tokens=tokens,
+            logits=answer[0] if answer is not None and logits == "last" else answer,
+            hidden=state.normed[:tokens].copy() if hidden else None,
+            stats=self._stats(watch, ttft, ids),
+            configuration=self.configuration,
+        )
+
+    def _layers(self, tokens: int, watch: Stopwatch) -> None:
+        """The layer loop: attention, choice of experts, then every group of the layer as flash delivers it."""
+        arch, state, runner, experts = self.package.architecture, self._state, self._runner, self._experts
+        panels = self.package.pool.panels_per_expert
+        cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(tokens))
+        for plan in arch.layers:
+            with watch("attention_s", f"attention {plan.index}"):
+                self._attention.run(plan, tokens, cos, sin)
+            if plan.ffn == "dense":
+                with watch("dispatch_s", f"ffn {plan.index}"):
+                    self._run_record(self._weights.layer(plan.index)["ffn"], np.ones(tokens, np.float32))
+                continue
+            with watch("router_s", f"router {plan.index}"):
+                choice = self.package.family.route(state.logits[:tokens])
+                table = RouteTable.build(choice, arch.experts)
+                experts.routes(plan.index, table.needed_panels(panels))
+            if arch.shared_intermediate:
+                gates = choice.shared if choice.shared is not None else np.ones(tokens, np.float32)
+                with watch("dispatch_s", f"shared expert {plan.index}"):
+                    self._run_record(self._weights.layer(plan.index)["shared"], gates)
+            for ready in experts.groups(plan.index):
+                with watch("dispatch_s", f"layer {plan.index} group {ready.group}"):
+                    for panel, buffer in ready.panels:
+                        runner.bind_panel(buffer)
+                        for tile in table.tiles(panel // panels, runner.rows):
+                            runner.run(tile)
+                if self._closing.is_set():
+                    raise ClosedError("the engine was closed during the prefill", next_step="Open a new Engine")
+
+    def _run_record(self, record: Buffer, gates: np.ndarray) -> None:
+        """Every token through every panel of a shared expert or dense FFN. gates: float32 [N]."""
+        size = self.package.pool.panel.panel_bytes
+        rows = np.arange(len(gates), dtype=np.int32)
+        for offset in range(0, record.nbytes, size):
+            self._runner.bind_panel(record.part(offset, size))
+            for piece in split_rows(len(rows), self._runner.rows):
+                self._runner.run(Tile(rows[piece], gates[piece]))
+
+    def _stats(self, watch: Stopwatch, ttft: float, ids: np.ndarray) -> PrefillStats:
+        counters, panels = self._experts.counters, self.package.pool.panels_per_expert
+        arena = self._configuration.arena_bytes
+        resident = self._weights.nbytes + (self.package.pool.pool_bytes if arena == 0 else 0)
+        row_bytes = self.package.dense["embed"].nbytes // self.package.architecture.vocab
+        return PrefillStats.measured(
+            watch,
+            ttft_s=ttft,
+            load_s=self.load_s,
+            flash_wait_s=counters.wait_s,
+            bytes_read=counters.bytes_read,
+            dense_bytes_read=len(np.unique(ids)) * row_bytes,
+            records_read=-(-counters.panels_read // panels),
+            records_needed=-(-counters.panels_needed // panels),
+            groups_skipped=counters.groups_skipped,
+            flash_busy_s=counters.busy_s,
+            rows_computed=self._runner.rows_computed,
+            rows_useful=self._runner.rows_useful,
+            bytes_copied=self._state.bytes_copied,
+            direct_io=self._file.direct,
+            direct_io_reason=self._file.direct_reason,
+            arena_bytes=arena,
+            resident_weight_bytes=resident,
+        )
+
+    def close(self) -> None:
+        """Releases everything. A prefill in another thread ends with ClosedError first. Twice is harmless."""
+        self._closing.set()
+        with self._lock:
+            self._cleanup.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _into(answer: np.ndarray) -> LogitsSink:
+    def sink(row: int, column: int, block: np.ndarray) -> None:
+        answer[row : row + block.shape[0], column : column + block.shape[1]] = block
+
+    return sink

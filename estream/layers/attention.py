@@ -1,0 +1,79 @@
+"""The dense half of a layer: norm, projections, attention, output projection, norm, router logits. Block by block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estream.layers.state import State
+from estream.layers.weights import DenseWeights, bind_weights
+from estream.models.base import LayerPlan
+from estream.package.reader import Package
+from estream.routing import split_rows
+from estream.runtime.target import Graph, Target
+
+
+class AttentionLayers:
+    """Runs any layer's attention over the state: hidden is updated, normed and router logits are filled."""
+
+    def __init__(self, target: Target, package: Package, weights: DenseWeights, state: State) -> None:
+        arch = package.architecture
+        self._weights = weights
+        self._state = state
+
+        def load(name: str) -> Graph:
+            return target.load(package.graph(target.graphs, name))
+
+        self._qkv = load("qkv")
+        self._attention = {window: load(attention_graph(window)) for window in {plan.window for plan in arch.layers}}
+        self._closing = {ffn: load(closing_graph(ffn)) for ffn in {plan.ffn for plan in arch.layers}}
+
+    def run(self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray) -> None:
+        """`cos`, `sin`: float32 [tokens, head_dim / 2] of the tokens' positions.
+
+        Raises NumericError when the layer's input or output is not finite.
+        """
+        state = self._state
+        attention, closing = self._attention[plan.window], self._closing[plan.ffn]
+        weights = self._weights.layer(plan.index)
+        bind_weights(self._qkv, weights)
+        bind_weights(closing, weights)
+        for name, buffer in (("past_key", state.keys), ("past_value", state.values)):
+            attention.bind(name, buffer, rows=tokens)
+            attention.bind(name.replace("past", "present"), buffer, rows=tokens)
+        attention.bind("last", state.last)
+        attention.bind("total", state.total)
+        where = f"layer {plan.index}"
+        for piece in split_rows(tokens, state.block):
+            start, rows = piece.start, piece.stop - piece.start
+            state.load(state.hidden, "hidden", start, rows)
+            state.check_finite("hidden", start, rows, where)
+            state.load(cos, "cos", start, rows)
+            state.load(sin, "sin", start, rows)
+            self._bind(self._qkv, rows, hidden="hidden", cos="cos", sin="sin", q_out="q", k_out="k", v_out="v")
+            self._qkv.run()
+            state.set_keys(start + rows)
+            self._bind(attention, rows, q_in="q", k_in="k", v_in="v", attn="attn")
+            attention.run()
+            self._bind(closing, rows, attn="attn", hidden="hidden", hidden_out="hidden", normed="normed")
+            if plan.ffn == "moe":
+                self._bind(closing, rows, logits="logits")
+            closing.run()
+            state.check_finite("normed", start, rows, where)
+            state.store("hidden", state.hidden, start, rows)
+            state.store("normed", state.normed, start, rows)
+            if plan.ffn == "moe":
+                state.store("logits", state.logits, start, rows)
+
+    def _bind(self, graph: Graph, rows: int, **names: str) -> None:
+        for tensor, block in names.items():
+            graph.bind(tensor, self._state.blocks[block], rows=rows)
+
+
+def attention_graph(window: int | None) -> str:
+    """Name of the attention graph for a window."""
+    return "attention" if window is None else f"attention.w{window}"
+
+
+def closing_graph(ffn: str) -> str:
+    """Name of the graph that ends a layer's dense half: with router logits where experts follow."""
+    return "o_router" if ffn == "moe" else "o_norm"

@@ -1,0 +1,71 @@
+"""Expert panels over the tile ring: gather rows, dispatch, add back. Routed, shared and dense FFNs alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estream.layers.state import State
+from estream.package.reader import Package
+from estream.routing import Tile
+from estream.runtime.target import Buffer, Graph, Target
+
+
+class ExpertRunner:
+    """Runs tiles through panels: hidden[rows] += expert(normed[rows]) · gates.
+
+    The accumulator is the residual stream itself. Counters: rows_computed, rows_useful (per tile and panel).
+    """
+
+    def __init__(self, target: Target, package: Package, state: State) -> None:
+        self.rows = target.max_rows
+        self.rows_computed = 0
+        self.rows_useful = 0
+        self._state = state
+        self._panel = package.pool.panel
+        self._parts = self._panel.parts
+        # The float MatMul treats a single row differently from the same row among others: never run one alone.
+        self._least_rows = 1 if package.pool.panel.scheme == "int8" and target.graphs == "cpu" else 2
+        hidden = self._panel.hidden
+        self._gather: Graph = target.load(package.graph(target.graphs, "gather"))
+        self._expert: Graph = target.load(package.graph(target.graphs, "expert"))
+        self._scatter: Graph = target.load(package.graph(target.graphs, "scatter_add"))
+        self._x = target.allocate(self.rows * hidden * 4, "tile x")
+        self._y = target.allocate(self.rows * hidden * 4, "tile y")
+        self._gates = target.allocate(self.rows * 4, "tile gates")
+        self._index = target.allocate(self.rows * 8, "tile rows")
+        self._gates_view = self._gates.array(np.float32, (self.rows,))
+        self._index_view = self._index.array(np.int64, (self.rows,))
+
+    def begin(self, tokens: int) -> None:
+        """Binds the hidden state of a prefill of `tokens` rows."""
+        self.rows_computed = self.rows_useful = 0
+        self._gather.bind("table", self._state.normed_buffer, rows=tokens)
+        self._scatter.bind("table", self._state.hidden_buffer, rows=tokens)
+        self._scatter.bind("table_out", self._state.hidden_buffer, rows=tokens)
+
+    def bind_panel(self, panel: Buffer) -> None:
+        """`panel`: panel_bytes of target memory in the layout of PanelLayout; bound where it lies, never copied."""
+        for part in self._parts:
+            self._expert.bind(part.name, panel.part(part.offset, part.nbytes))
+
+    def run(self, tile: Tile) -> None:
+        """One dispatch of the bound panel."""
+        useful = len(tile.rows)
+        rows = max(useful, self._least_rows)
+        self._index_view[:useful] = tile.rows
+        self._index_view[useful:rows] = tile.rows[-1]
+        self._gates_view[:useful] = tile.gates
+        self._gates_view[useful:rows] = 0.0
+        self._gather.bind("index", self._index, rows=rows)
+        self._gather.bind("x", self._x, rows=rows)
+        self._gather.run()
+        self._expert.bind("x", self._x, rows=rows)
+        self._expert.bind("gates", self._gates, rows=rows)
+        self._expert.bind("y", self._y, rows=rows)
+        self._expert.run()
+        self._scatter.bind("index", self._index, rows=useful)
+        self._scatter.bind("y", self._y, rows=useful)
+        self._scatter.run()
+        self.rows_computed += rows
+        self.rows_useful += useful
+        self._state.bytes_copied += (rows + 2 * useful) * self._panel.hidden * 4

@@ -1,0 +1,62 @@
+"""Final norm and output head: logits only for the rows asked for, one column slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from estream.layers.state import State
+from estream.layers.weights import DenseWeights, bind_weights
+from estream.package.reader import Package
+from estream.routing import split_rows
+from estream.runtime.target import Target
+
+# Receives (first row, first column, block float32 [rows, columns]); the block is valid during the call only.
+LogitsSink = Callable[[int, int, np.ndarray], None]
+
+
+class Head:
+    """Logits of chosen rows of the hidden state."""
+
+    def __init__(self, target: Target, package: Package, weights: DenseWeights, state: State) -> None:
+        self._weights = weights
+        self._state = state
+        self._vocab = package.architecture.vocab
+        self._slices, self._width = package.head_slices, package.head_width
+        self._norm = target.load(package.graph(target.graphs, "final_norm"))
+        self._head = target.load(package.graph(target.graphs, "head"))
+        bind_weights(self._norm, weights.final)
+        self._logits = target.allocate(state.block * self._width * 4, "block of output logits")
+        self._view = self._logits.array(np.float32, (state.block * self._width,))
+
+    def normalise(self, first: int, last: int) -> None:
+        """Fills normed[first:last] with the final norm of hidden[first:last]."""
+        state = self._state
+        for piece in split_rows(last - first, state.block):
+            start, rows = first + piece.start, piece.stop - piece.start
+            state.load(state.hidden, "hidden", start, rows)
+            state.check_finite("hidden", start, rows, "the last layer's output")
+            self._norm.bind("hidden", state.blocks["hidden"], rows=rows)
+            self._norm.bind("normed", state.blocks["normed"], rows=rows)
+            self._norm.run()
+            state.store("normed", state.normed, start, rows)
+
+    def run(self, first: int, last: int, sink: LogitsSink) -> None:
+        """Logits of the normed rows [first, last), slice by slice; row numbers given to `sink` start at 0."""
+        state = self._state
+        for index in range(self._slices):
+            bind_weights(self._head, self._weights.head(index))
+            column = index * self._width
+            columns = min(self._width, self._vocab - column)
+            for piece in split_rows(last - first, state.block):
+                useful = piece.stop - piece.start
+                # One row alone goes through another float kernel than the same row in a block: run two.
+                rows = max(useful, 2)
+                state.load(state.normed, "normed", first + piece.start, useful)
+                state.pad("normed", useful, rows)
+                self._head.bind("normed", state.blocks["normed"], rows=rows)
+                self._head.bind("logits", self._logits, rows=rows)
+                self._head.run()
+                block = self._view[: rows * self._width].reshape(rows, self._width)
+                sink(piece.start, column, block[:useful, :columns])

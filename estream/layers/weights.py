@@ -1,0 +1,74 @@
+"""Dense weights in target memory: read once when the engine opens, bound by address afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from estream.flash.pool import PoolFile
+from estream.flash.ranges import load_ranges
+from estream.package.layout import align
+from estream.package.reader import DenseTensor, Package
+from estream.runtime.target import Buffer, Graph, Target
+
+Weights = Mapping[str, Buffer]
+
+
+class DenseWeights:
+    """Everything of dense.safetensors but the embedding, one allocation per layer and one for the model's ends.
+
+    `layer(i)` and `head(s)` map graph input names to buffers; `nbytes` is what they hold together.
+    """
+
+    def __init__(self, target: Target, package: Package, *, direct: bool = True, lanes: int = 2) -> None:
+        self.nbytes = 0
+        file = PoolFile.open(package.dense_file, direct=direct)
+        try:
+            by_owner: dict[str, list[DenseTensor]] = {}
+            for tensor in package.dense.values():
+                owner, _ = _split(tensor.name)
+                if owner != "embed":
+                    by_owner.setdefault(owner, []).append(tensor)
+            self._owners = {
+                owner: self._load(target, file, owner, tensors, lanes) for owner, tensors in by_owner.items()
+            }
+        finally:
+            file.close()
+
+    def layer(self, index: int) -> Weights:
+        return self._owners[f"layers.{index}"]
+
+    def head(self, index: int) -> Weights:
+        return self._owners[f"head.{index}"]
+
+    @property
+    def final(self) -> Weights:
+        return self._owners["final_norm"]
+
+    def _load(
+        self, target: Target, file: PoolFile, owner: str, tensors: Iterable[DenseTensor], lanes: int
+    ) -> dict[str, Buffer]:
+        """One buffer and one contiguous aligned read per owner: its tensors follow each other in the file."""
+        ordered = sorted(tensors, key=lambda tensor: tensor.offset)
+        start = ordered[0].offset
+        nbytes = align(ordered[-1].offset + ordered[-1].nbytes - start)
+        buffer = target.allocate(nbytes, f"dense weights of {owner}")
+        load_ranges(file, [(buffer, start)], lanes=lanes)
+        self.nbytes += nbytes
+        return {_split(tensor.name)[1]: buffer.part(tensor.offset - start, tensor.nbytes) for tensor in ordered}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """(owner, graph input name): layers.3.q.scale → (layers.3, q.scale); head.2.scale → (head.2, head.scale)."""
+    parts = name.split(".")
+    if parts[0] == "layers":
+        return ".".join(parts[:2]), ".".join(parts[2:])
+    if parts[0] == "head":
+        return ".".join(parts[:2]), ".".join(["head", *parts[2:]])
+    return parts[0], name
+
+
+def bind_weights(graph: Graph, weights: Weights) -> None:
+    """Binds every weight that the graph takes."""
+    for name in graph.inputs:
+        if name in weights:
+            graph.bind(name, weights[name])

@@ -1,0 +1,92 @@
+"""The configuration used where the user leaves it open, from arithmetic on the package; no measurements."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from estream.errors import MemoryBudgetError, UsageError
+from estream.models.base import Architecture
+from estream.package.layout import PoolLayout
+
+PREFETCH_MODES = ("before-routing", "after-routing", "on-demand")
+RESIDENT_MODES = ("none", "all")
+GROUP_BYTES = 16 << 20  # large reads reach the device's rate; small groups free their bank sooner
+ARENA_BYTES = 256 << 20  # flash fills only free banks while attention runs
+LANES = 2
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Everything resolved: G, B, Q, prefetch mode, resident set, and the bytes they stand for."""
+
+    group: int
+    banks: int
+    lanes: int
+    prefetch: str
+    resident: str
+    bank_bytes: int
+    arena_bytes: int
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def resolve(
+    pool: PoolLayout,
+    *,
+    group: int | None = None,
+    banks: int | None = None,
+    lanes: int | None = None,
+    prefetch: str = "before-routing",
+    resident: str = "none",
+    memory: int | None = None,
+    held: int = 0,
+) -> Configuration:
+    """Fills in what is None. `memory`: budget of the whole process in bytes; `held`: what everything but the arena
+    needs. Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
+    for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be at least 1", asked=value)
+    if lanes is not None and lanes > 64:
+        raise UsageError("--lanes must be at most 64", asked=lanes)
+    if prefetch not in PREFETCH_MODES:
+        raise UsageError("unknown prefetch mode", asked=prefetch, had=", ".join(PREFETCH_MODES))
+    if resident not in RESIDENT_MODES:
+        raise UsageError("unknown resident mode", asked=resident, had=", ".join(RESIDENT_MODES))
+    panel = pool.panel.panel_bytes
+    available = None if memory is None else memory - held
+    if resident == "all":
+        if available is not None and available < pool.pool_bytes:
+            raise MemoryBudgetError(
+                "the memory budget cannot hold all experts",
+                asked=f"{memory} bytes",
+                had=f"a need of {held + pool.pool_bytes}",
+                next_step=f"Use --resident none, or --memory {held + pool.pool_bytes}",
+            )
+        return Configuration(1, 0, lanes or LANES, prefetch, resident, 0, 0)
+    arena = ARENA_BYTES if available is None else min(ARENA_BYTES, available)
+    # Two groups in flight are the least that can overlap; one is the least that can work.
+    wanted = max(1, min(GROUP_BYTES, arena // 2) // panel)
+    group = min(group or wanted, pool.panels_per_layer)
+    bank = group * panel
+    groups = -(-pool.panels_per_layer // group) * len(pool.moe_layers)
+    banks = min(banks or max(1, arena // bank), max(groups, 1))
+    if available is not None and banks * bank > available:
+        raise MemoryBudgetError(
+            f"the memory budget leaves no room for {banks} bank(s) of {bank} bytes",
+            asked=f"{memory} bytes",
+            had=f"{max(available, 0)} after weights, activations and run time ({held})",
+            next_step=f"The smallest budget that works is --memory {held + panel} with --group 1 --banks 1",
+        )
+    return Configuration(group, banks, lanes or LANES, prefetch, resident, bank, banks * bank)
+
+
+SCRATCH_BYTES = 64 << 20  # graphs' own intermediate tensors apart from attention scores, allocator slack
+
+
+def held_bytes(now: int, state: int, block: int, arch: Architecture, max_tokens: int) -> int:
+    """Bytes that the process needs beside the arena. now: held already (run time, dense weights); state: reserved for
+    activations and not yet touched. A block of queries meets all keys: its scores are float32 [heads, block, keys]."""
+    scores = 4 * arch.attention.heads * block * max_tokens
+    embedded = 8 * arch.hidden * max_tokens  # the rows as read, and in float32
+    return now + state + scores + embedded + SCRATCH_BYTES

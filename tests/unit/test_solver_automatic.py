@@ -1,0 +1,55 @@
+"""The automatic configuration: defaults, clipping, budgets, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from estream.errors import MemoryBudgetError, UsageError
+from estream.package.layout import PanelLayout, PoolLayout
+from estream.solver.automatic import resolve
+
+OLMOE = PoolLayout(PanelLayout(2048, 1024, "int8"), 1, 64, tuple(range(16)))
+TINY = PoolLayout(PanelLayout(32, 32, "f32"), 2, 4, (0, 2))
+PANEL = OLMOE.panel.panel_bytes
+
+
+def test_olmoe_gets_two_panels_per_group_and_a_quarter_gibibyte() -> None:
+    chosen = resolve(OLMOE)
+    assert PANEL == 6307840
+    assert (chosen.group, chosen.banks, chosen.lanes) == (2, 21, 2)
+    assert chosen.arena_bytes == 21 * 2 * PANEL <= 256 << 20
+    assert chosen.bank_bytes == 2 * PANEL
+
+
+def test_tiny_pool_is_not_given_more_banks_than_groups() -> None:
+    chosen = resolve(TINY)
+    assert (chosen.group, chosen.banks) == (8, 2)
+    assert resolve(TINY, group=3, banks=99).banks == 6
+    assert resolve(TINY, group=64).group == 8
+
+
+def test_budget_shrinks_the_arena_down_to_one_panel() -> None:
+    assert resolve(OLMOE, memory=1 << 30, held=(1 << 30) - 100_000_000).arena_bytes <= 100_000_000
+    least = resolve(OLMOE, memory=1 << 30, held=(1 << 30) - PANEL)
+    assert (least.group, least.banks) == (1, 1)
+
+
+def test_too_small_a_budget_is_refused_with_the_smallest_that_works() -> None:
+    with pytest.raises(MemoryBudgetError, match=rf"--memory {500 + PANEL} "):
+        resolve(OLMOE, memory=500 + PANEL - 1, held=500)
+    assert resolve(OLMOE, memory=500 + PANEL, held=500).arena_bytes == PANEL
+    with pytest.raises(MemoryBudgetError, match="cannot hold all experts"):
+        resolve(OLMOE, memory=1 << 30, resident="all")
+
+
+def test_resident_needs_no_arena() -> None:
+    assert resolve(OLMOE, resident="all").arena_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"group": 0}, {"banks": 0}, {"lanes": 0}, {"lanes": 65}, {"prefetch": "never"}, {"resident": "some"}],
+)
+def test_values_that_cannot_be_meant(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        resolve(OLMOE, **options)  # type: ignore[arg-type]
