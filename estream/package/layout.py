@@ -138,6 +138,6 @@ def default_panel_width(hidden: int, intermediate: int, scheme: str) -> int:
 
 
 def head_slices(vocab: int, limit: int = 8192) -> tuple[int, int]:
-    """(slices, width) of the output head: equal widths, multiples of 32 of at most `limit`, the last padded with zeros."""
+    """(slices, width) of the head: equal widths, multiples of 32, at most `limit`; the last is padded with zeros."""
     slices = -(-vocab // limit)
     return slices, align(-(-vocab // slices), 32)

@@ -1,0 +1,40 @@
+"""Running graphs: ONNX Runtime through its C API, the targets, a mock target. Numpy and the standard library only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from estream.errors import UsageError
+from estream.runtime.target import Buffer, Graph, Target, TensorInfo
+
+__all__ = ["TARGETS", "Buffer", "Graph", "Target", "TensorInfo", "open_target"]
+
+TARGETS = ("cpu", "mock")
+
+
+def open_target(
+    name: str, *, threads: int | None = None, reference: bool = False, library: str | Path | None = None
+) -> Target:
+    """Opens a target by name; close it when done.
+
+    Args:
+        name: `cpu` (ONNX Runtime's CPU provider) or `mock` (no run time: records, executes nothing).
+        threads: compute threads; None: as many as this process has cores.
+        reference: use the package's reference graphs (dequantise, then float32) instead of the target's own.
+        library: path of libonnxruntime.so; None: the one of the installed onnxruntime package.
+
+    Raises:
+        UsageError: unknown name, or a thread count below 1.
+        TargetError: the run time cannot be found or started.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError("threads must be at least 1", asked=threads)
+    if name == "cpu":
+        from estream.runtime.cpu import CpuTarget
+
+        return CpuTarget(threads=threads, reference=reference, library=library)
+    if name == "mock":
+        from estream.runtime.mock import MockTarget
+
+        return MockTarget(reference=reference)
+    raise UsageError("unknown target", asked=name, had=", ".join(TARGETS), next_step="Choose one of these")

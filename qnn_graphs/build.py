@@ -1,0 +1,55 @@
+"""All graphs of a packed model for one target."""
+
+from __future__ import annotations
+
+import onnx
+
+from estream.models.base import Architecture
+from qnn_graphs.attention import attention_name, build_attention
+from qnn_graphs.expert import build_expert
+from qnn_graphs.head import build_final_norm, build_head
+from qnn_graphs.linear import WEIGHT_DTYPES
+from qnn_graphs.movement import build_gather, build_scatter_add
+from qnn_graphs.qkv import build_qkv
+from qnn_graphs.router import build_closing
+
+TARGETS = ("cpu", "reference")
+
+
+def build_graphs(
+    architecture: Architecture, *, experts: str, dense: str, panel_width: int, head_width: int, target: str
+) -> dict[str, onnx.ModelProto]:
+    """Graphs by name, the same bytes on every call.
+
+    Args:
+        architecture: of the model.
+        experts, dense: weight schemes of panels and of attention and head.
+        panel_width: intermediate channels of a panel.
+        head_width: columns of a head slice.
+        target: `cpu`, or `reference` (weights dequantised, products in float32).
+
+    Raises:
+        ValueError: an unknown scheme or target.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target {target!r} is none of {TARGETS}")
+    for scheme in (experts, dense):
+        if scheme not in WEIGHT_DTYPES:
+            raise ValueError(f"weight scheme {scheme!r} is none of {tuple(WEIGHT_DTYPES)}")
+    hidden, eps = architecture.hidden, architecture.norm_eps
+    graphs = {
+        "qkv": build_qkv(architecture, dense, target),
+        "expert": build_expert(hidden, panel_width, experts, target),
+        "gather": build_gather(hidden),
+        "scatter_add": build_scatter_add(hidden),
+        "final_norm": build_final_norm(hidden, eps),
+        "head": build_head(hidden, head_width, dense, target),
+    }
+    for plan in architecture.layers:
+        name = attention_name(plan.window)
+        if name not in graphs:
+            graphs[name] = build_attention(architecture.attention, plan.window)
+        closing = "o_router" if plan.ffn == "moe" else "o_norm"
+        if closing not in graphs:
+            graphs[closing] = build_closing(architecture, dense, target, router=plan.ffn == "moe")
+    return graphs

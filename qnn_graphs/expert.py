@@ -1,0 +1,32 @@
+"""One expert panel over a tile: SwiGLU times the rows' gates. Routed, shared and dense FFNs alike."""
+
+from __future__ import annotations
+
+import onnx
+
+from qnn_graphs.builder import MICROSOFT, ROWS, Builder
+from qnn_graphs.linear import declare_weight, linear, product, scale_rows
+
+
+def build_expert(hidden: int, width: int, scheme: str, target: str) -> onnx.ModelProto:
+    """x [rows, H], gates [rows, 1], the panel's parts (`PanelLayout`) → y [rows, H].
+
+    A factor per row commutes with the down product and with its quantisation, so the gates and every row scale but
+    the gate projection's meet in one [rows, 1] vector that is applied once, to y.
+    """
+    b = Builder("expert")
+    x, gates = b.input("x", (ROWS, hidden)), b.input("gates", (ROWS, 1))
+    gate = declare_weight(b, "gate", (hidden, width), scheme, "gate_scale")
+    up = declare_weight(b, "up", (hidden, width), scheme, "mid_scale")
+    down = declare_weight(b, "down", (width, hidden), scheme)
+    activated = silu(b, linear(b, x, gate, scheme, target))
+    raised = product(b, x, up, scheme, target)
+    middle = b.node("Mul", activated, raised.value)
+    lowered = product(b, middle, down, scheme, target)
+    scale_rows(b, lowered, gates, *raised.row_scales, out=b.output("y", (ROWS, hidden)))
+    return b.model()
+
+
+def silu(b: Builder, x: str) -> str:
+    """x · sigmoid(x) in one pass: QuickGelu with a slope of 1."""
+    return b.node("QuickGelu", x, domain=MICROSOFT, alpha=1.0)

@@ -1,0 +1,25 @@
+"""The output head, one column slice at a time, and the norm before it."""
+
+from __future__ import annotations
+
+import onnx
+
+from qnn_graphs.builder import ROWS, Builder
+from qnn_graphs.linear import declare_weight, linear
+from qnn_graphs.norm import rms_norm
+
+
+def build_final_norm(hidden: int, eps: float) -> onnx.ModelProto:
+    """hidden [rows, H], final_norm [H] → normed [rows, H]: once per row, however many slices the head has."""
+    b = Builder("final_norm")
+    x, weight = b.input("hidden", (ROWS, hidden)), b.input("final_norm", (hidden,))
+    rms_norm(b, x, weight, eps, out=b.output("normed", (ROWS, hidden)))
+    return b.model()
+
+
+def build_head(hidden: int, width: int, scheme: str, target: str) -> onnx.ModelProto:
+    """normed [rows, H], head [H, Vs] → logits [rows, Vs]."""
+    b = Builder("head")
+    x, weight = b.input("normed", (ROWS, hidden)), declare_weight(b, "head", (hidden, width), scheme, "head.scale")
+    linear(b, x, weight, scheme, target, out=b.output("logits", (ROWS, width)))
+    return b.model()

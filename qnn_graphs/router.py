@@ -1,0 +1,30 @@
+"""The closing of a layer's dense half: output projection, residual, norm, router logits."""
+
+from __future__ import annotations
+
+import onnx
+
+from estream.models.base import Architecture
+from qnn_graphs.builder import ROWS, Builder
+from qnn_graphs.linear import declare_weight, linear
+from qnn_graphs.norm import rms_norm
+
+
+def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool) -> onnx.ModelProto:
+    """attn [rows, QW], hidden [rows, H] → hidden_out, normed [rows, H] and, with `router`, logits [rows, R].
+
+    hidden_out may be bound at hidden's address. The router is float32 in every scheme: its choice is discrete.
+    """
+    b, width = Builder("o_router" if router else "o_norm"), arch.hidden
+    attn, hidden = b.input("attn", (ROWS, arch.attention.q_width)), b.input("hidden", (ROWS, width))
+    weight = declare_weight(b, "o", (arch.attention.q_width, width), scheme, "o.scale")
+    projected = linear(b, attn, weight, scheme, target)
+    if arch.attention.o_bias:
+        projected = b.node("Add", projected, b.input("o.bias", (width,)))
+    b.node("Add", projected, hidden, out=b.output("hidden_out", (ROWS, width)))
+    norm = b.input("ffn_norm", (width,))
+    rms_norm(b, "hidden_out", norm, arch.norm_eps, out=b.output("normed", (ROWS, width)))
+    if router:
+        matrix = b.input("router", (width, arch.router_width))
+        b.node("MatMul", "normed", matrix, out=b.output("logits", (ROWS, arch.router_width)))
+    return b.model()
