@@ -12,21 +12,18 @@ from types import TracebackType
 
 import numpy as np
 
-from estream.errors import ClosedError, UsageError
+from estream.errors import ClosedError, MemoryBudgetError, UsageError
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
-from estream.layers.attention import AttentionLayers
-from estream.layers.experts import ExpertRunner
 from estream.layers.head import Head, LogitsSink
+from estream.layers.loop import LayerLoop
 from estream.layers.state import State
 from estream.layers.weights import DenseWeights
-from estream.models.rope import rope_tables
 from estream.package.reader import Package
 from estream.prompt import check_prompt, longest_prompt
-from estream.routing import RouteTable, Tile, split_rows
 from estream.runtime import open_target
-from estream.runtime.target import Buffer, Target
+from estream.runtime.target import Target
 from estream.solver.automatic import LANES, held_bytes, resolve
 from estream.telemetry.memory import process_memory
 from estream.telemetry.stats import PrefillStats, Stopwatch
@@ -82,7 +79,8 @@ class Engine:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, so that a sink or a signal handler that calls back cannot hang
+        self._busy = False
         self._closing = threading.Event()
         self._cleanup = ExitStack()
         try:
@@ -98,10 +96,9 @@ class Engine:
                 target = open_target(target, threads=threads, reference=reference)
             self._cleanup.callback(target.close)
             self._target = target
-            self._weights = DenseWeights(target, package, direct=direct_io, lanes=lanes or LANES)
+            self._weights = DenseWeights(target, package, direct=direct_io, lanes=lanes or LANES, verify=verify_reads)
             self._state = State(target, arch, self.max_tokens)
-            self._attention = AttentionLayers(target, package, self._weights, self._state)
-            self._runner = ExpertRunner(target, package, self._state)
+            self._loop = LayerLoop(target, package, self._weights, self._state, self._check_closing)
             self._head = Head(target, package, self._weights, self._state)
             now = process_memory().rss_plus_swap_bytes or 0
             held = held_bytes(now, self._state.nbytes, self._state.block, arch, self.max_tokens)
@@ -115,10 +112,17 @@ class Engine:
                 memory=budget,
                 held=held,
             )
+            self._embedding = package.open_embedding()
+            self._cleanup.callback(self._embedding.close)
             self._file = PoolFile.open(package.experts_file, direct=direct_io)
             self._cleanup.callback(self._file.close)
             self._experts = self._open_experts(verify_reads, trace, progress)
             self._cleanup.callback(self._experts.close)
+            # Everything is open or in memory: nothing is read by name from here on.
+            package.check_unchanged()
+        except MemoryError as error:
+            self._cleanup.close()
+            raise _out_of_memory("opening the model") from error
         except BaseException:
             self._cleanup.close()
             raise
@@ -130,7 +134,11 @@ class Engine:
         self, verify: bool, trace: Trace | None, progress: Callable[[str, int, int], None] | None
     ) -> ExpertStream | ResidentExperts:
         pool, chosen = self.package.pool, self._configuration
-        checksum = self.package.checksum if verify else None
+        checksum = None
+        if verify:
+            checksum = self.package.checksum
+            _ = self.package.checksums  # read now, by name; afterwards the package may be replaced
+            self._embedding.check(next(crc for name, _, _, crc in self.package.dense_pieces() if name == "embed"))
         if chosen.resident == "all":
             buffer = self._target.allocate(max(pool.pool_bytes, 1), "resident experts")
             return ResidentExperts(self._file, pool, buffer, lanes=chosen.lanes, checksum=checksum, progress=progress)
@@ -162,7 +170,7 @@ class Engine:
             **self._configuration.to_dict(),
             "memory": self._memory,
             "max_tokens": self.max_tokens,
-            "tile_rows": self._runner.rows,
+            "tile_rows": self._loop.runner.rows,
             "block_rows": self._state.block,
             "panel_width": self.package.pool.panel.width,
             "experts": self.package.pool.panel.scheme,
@@ -189,13 +197,23 @@ class Engine:
         started = time.perf_counter()
         tokens = check_prompt(ids, self.package.architecture, self.max_tokens)
         with self._lock:
+            if self._busy:
+                raise UsageError("a prefill was called from within a prefill", next_step="Return from the sink first")
             if self._closing.is_set():
                 raise ClosedError("the engine is closed", next_step="Open a new Engine")
+            self._busy = True
             try:
                 return self._prefill(tokens, logits, hidden, logits_sink, started)
+            except MemoryError as error:
+                self._experts.abort()
+                raise _out_of_memory(f"a prefill of {len(tokens)} tokens") from error
             except BaseException:
                 self._experts.abort()
                 raise
+            finally:
+                self._busy = False
+                if self._closing.is_set():
+                    self._cleanup.close()
 
     def _prefill(
         self, ids: np.ndarray, logits: str | None, hidden: bool, sink: LogitsSink | None, started: float
@@ -203,12 +221,11 @@ class Engine:
         state, arch, tokens = self._state, self.package.architecture, len(ids)
         watch = Stopwatch(self._trace)
         state.bytes_copied = 0
-        self._runner.begin(tokens)
+        self._loop.runner.begin(tokens)
         self._experts.begin()
         with watch("embed_s", "embedding"):
-            embedded = self.package.embedding_rows(ids)
-            state.hidden[:tokens] = embedded
-        self._layers(tokens, watch)
+            state.hidden[:tokens] = self._embedding.rows(ids)
+        self._loop.run(tokens, self._experts, watch)
         answer: np.ndarray | None = None
         with watch("head_s", "output head"):
             first = 0 if logits == "all" or hidden else tokens - 1
@@ -231,43 +248,9 @@ class Engine:
             configuration=self.configuration,
         )
 
-    def _layers(self, tokens: int, watch: Stopwatch) -> None:
-        """The layer loop: attention, choice of experts, then every group of the layer as flash delivers it."""
-        arch, state, runner, experts = self.package.architecture, self._state, self._runner, self._experts
-        panels = self.package.pool.panels_per_expert
-        cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(tokens))
-        for plan in arch.layers:
-            with watch("attention_s", f"attention {plan.index}"):
-                self._attention.run(plan, tokens, cos, sin)
-            if plan.ffn == "dense":
-                with watch("dispatch_s", f"ffn {plan.index}"):
-                    self._run_record(self._weights.layer(plan.index)["ffn"], np.ones(tokens, np.float32))
-                continue
-            with watch("router_s", f"router {plan.index}"):
-                choice = self.package.family.route(state.logits[:tokens])
-                table = RouteTable.build(choice, arch.experts)
-                experts.routes(plan.index, table.needed_panels(panels))
-            if arch.shared_intermediate:
-                gates = choice.shared if choice.shared is not None else np.ones(tokens, np.float32)
-                with watch("dispatch_s", f"shared expert {plan.index}"):
-                    self._run_record(self._weights.layer(plan.index)["shared"], gates)
-            for ready in experts.groups(plan.index):
-                with watch("dispatch_s", f"layer {plan.index} group {ready.group}"):
-                    for panel, buffer in ready.panels:
-                        runner.bind_panel(buffer)
-                        for tile in table.tiles(panel // panels, runner.rows):
-                            runner.run(tile)
-                if self._closing.is_set():
-                    raise ClosedError("the engine was closed during the prefill", next_step="Open a new Engine")
-
-    def _run_record(self, record: Buffer, gates: np.ndarray) -> None:
-        """Every token through every panel of a shared expert or dense FFN. gates: float32 [N]."""
-        size = self.package.pool.panel.panel_bytes
-        rows = np.arange(len(gates), dtype=np.int32)
-        for offset in range(0, record.nbytes, size):
-            self._runner.bind_panel(record.part(offset, size))
-            for piece in split_rows(len(rows), self._runner.rows):
-                self._runner.run(Tile(rows[piece], gates[piece]))
+    def _check_closing(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the engine was closed during the prefill", next_step="Open a new Engine")
 
     def _stats(self, watch: Stopwatch, ttft: float, ids: np.ndarray) -> PrefillStats:
         counters, panels = self._experts.counters, self.package.pool.panels_per_expert
@@ -285,8 +268,8 @@ class Engine:
             records_needed=-(-counters.panels_needed // panels),
             groups_skipped=counters.groups_skipped,
             flash_busy_s=counters.busy_s,
-            rows_computed=self._runner.rows_computed,
-            rows_useful=self._runner.rows_useful,
+            rows_computed=self._loop.runner.rows_computed,
+            rows_useful=self._loop.runner.rows_useful,
             bytes_copied=self._state.bytes_copied,
             direct_io=self._file.direct,
             direct_io_reason=self._file.direct_reason,
@@ -295,10 +278,12 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Releases everything. A prefill in another thread ends with ClosedError first. Twice is harmless."""
+        """Releases everything. A prefill in another thread ends with ClosedError first; one that this thread is in the
+        middle of (a sink, a signal handler) closes when it ends. Twice is harmless."""
         self._closing.set()
         with self._lock:
-            self._cleanup.close()
+            if not self._busy:
+                self._cleanup.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -307,6 +292,10 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _out_of_memory(what: str) -> MemoryBudgetError:
+    return MemoryBudgetError(f"the system has no memory left for {what}", next_step="Give a smaller --memory or prompt")
 
 
 def _into(answer: np.ndarray) -> LogitsSink:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 
 from estream.models.base import Architecture
+from estream.package.layout import DENSE_SCHEMES, SCHEMES
 from qnn_graphs.attention import attention_name, build_attention
 from qnn_graphs.expert import build_expert
 from qnn_graphs.head import build_final_norm, build_head
-from qnn_graphs.linear import WEIGHT_DTYPES
 from qnn_graphs.movement import build_gather, build_scatter_add
 from qnn_graphs.qkv import build_qkv
 from qnn_graphs.router import build_closing
@@ -33,9 +33,9 @@ def build_graphs(
     """
     if target not in TARGETS:
         raise ValueError(f"target {target!r} is none of {TARGETS}")
-    for scheme in (experts, dense):
-        if scheme not in WEIGHT_DTYPES:
-            raise ValueError(f"weight scheme {scheme!r} is none of {tuple(WEIGHT_DTYPES)}")
+    for scheme, known in ((experts, SCHEMES), (dense, DENSE_SCHEMES)):
+        if scheme not in known:
+            raise ValueError(f"weight scheme {scheme!r} is none of {known}")
     hidden, eps = architecture.hidden, architecture.norm_eps
     graphs = {
         "qkv": build_qkv(architecture, dense, target),

@@ -15,6 +15,7 @@ TABLE_ROWS = "table_rows"  # rows of a table that is gathered from or added to
 OPSET = 23  # RMSNormalization and RotaryEmbedding are operators of their own from here on
 IR_VERSION = 11  # of opset 23's release
 MICROSOFT = "com.microsoft"
+FLOAT, INT8 = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.INT8)  # what Cast is told
 
 Shape = tuple[int | str, ...]
 

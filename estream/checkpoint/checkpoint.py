@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,12 +13,24 @@ import numpy as np
 
 from estream.checkpoint.dtypes import STORED, widen
 from estream.checkpoint.files import read_json, shards, some, tokenizer_files
-from estream.errors import CheckpointError, ClosedError
-from estream.models import family
-from estream.models.base import ExpertSources, Family, Source, Sources
+from estream.errors import CheckpointError, ClosedError, UnsupportedModelError, brief
+from estream.models import families, family
+from estream.models.base import ExpertSources, Family, LayerPlan, Source, Sources
 from estream.package.safetensors_header import Entry, read_header
 
 _BLOCK_BYTES = 4 << 20  # read and widened at a time: memory stays at the result plus a few blocks
+# What quantised checkpoints add to their weights: FP8 by blocks, GPTQ, AWQ, compressed-tensors, bitsandbytes.
+_SCALES = (
+    ".weight_scale_inv",
+    ".weight_scale",
+    ".scales",
+    ".qzeros",
+    ".weight_packed",
+    ".SCB",
+    ".absmax",
+    ".quant_map",
+)
+_ENOUGH = 1000  # missing tensors: a config of millions of experts must not keep anybody waiting
 _TILE = 256  # transposed in squares that fit the cache, 4 times faster than row by row
 
 
@@ -53,7 +65,7 @@ class Checkpoint:
                 for name, entry in read_header(fds[-1], label=str(shard), error=CheckpointError).tensors.items():
                     if name in entries:
                         raise CheckpointError(
-                            f"{directory}: tensor {name!r} lies in two files: {homes[name].name} and {shard.name}",
+                            f"{directory}: tensor {brief(name)} lies in two files: {homes[name].name} and {shard.name}",
                             next_step="Remove the file that is not of this checkpoint",
                         )
                     entries[name] = (fds[-1], entry)
@@ -95,7 +107,11 @@ class Checkpoint:
         """The model family of config.json. Raises UnsupportedModelError or CheckpointError."""
         model_type = self.config.get("model_type")
         if not isinstance(model_type, str):
-            raise CheckpointError(f"{self.path / 'config.json'}: has no model_type", had=repr(model_type))
+            raise CheckpointError(
+                f"{self.path / 'config.json'}: has no model_type",
+                had=brief(model_type),
+                next_step=f"Known ones: {', '.join(families())}",
+            )
         return family(model_type).from_config(self.config)
 
     def read(self, source: Source) -> np.ndarray:
@@ -131,10 +147,17 @@ class Checkpoint:
     def check(self, family: Family) -> None:
         """Every tensor that the family expects is here with its shape and a float dtype, and no other one is.
 
-        Raises CheckpointError listing the first offenders of each kind and how many there are.
+        Raises CheckpointError listing the first offenders of each kind and how many there are; UnsupportedModelError
+        where they are quantised weights.
         """
-        expected = {source.name: source.shape for source in _expected(family, self.names)}
-        missing = [name for name in expected if name not in self._entries]
+        expected: dict[str, tuple[int, ...]] = {}
+        missing: list[str] = []
+        for source in _expected(family, self.names):
+            if source.name not in expected and source.name not in self._entries:
+                missing.append(source.name)
+                if len(missing) == _ENOUGH:
+                    break
+            expected[source.name] = source.shape
         shaped = [
             f"{name} asked {list(shape)} had {list(self.shape(name))}"
             for name, shape in expected.items()
@@ -145,14 +168,27 @@ class Checkpoint:
             for name in expected
             if name in self._entries and self.dtype(name) not in STORED
         ]
-        unexpected = sorted(name for name in self.names if name not in expected and not family.ignored(name))
+        unexpected = sorted(
+            name for name in self.names if len(missing) < _ENOUGH and name not in expected and not family.ignored(name)
+        )
+        scales = [name for name in unexpected if name.endswith(_SCALES)]
+        if scales:
+            raise UnsupportedModelError(
+                f"{self.path}: the weights are already quantised: {len(scales)} tensors of scales: {some(scales)}",
+                had=", ".join(sorted({self.dtype(name) for name in expected if name in self._entries})),
+                next_step="Pack the original f32, f16 or bf16 checkpoint; EStream quantises by itself (--experts int8)",
+            )
         kinds = (
             ("missing", missing),
             ("with another shape", shaped),
             (f"of a dtype other than {', '.join(STORED)}", typed),
             ("unexpected", unexpected),
         )
-        offences = [f"{len(names)} {kind}: {some(names)}" for kind, names in kinds if names]
+        offences = [
+            f"{len(names)}{' or more' if len(names) == _ENOUGH else ''} {kind}: {some(names)}"
+            for kind, names in kinds
+            if names
+        ]
         if offences:
             raise CheckpointError(
                 f"{self.path}: tensors do not match config.json ({family.name}): {'; '.join(offences)}",
@@ -198,7 +234,11 @@ def _pread(fd: int, words: np.ndarray, position: int, name: str) -> None:
         except OSError as problem:
             raise CheckpointError(f"tensor {name!r} cannot be read: {problem.strerror}") from problem
         if count == 0:
-            raise CheckpointError(f"tensor {name!r}: the file was truncated", asked=f"{len(memory)} more bytes")
+            raise CheckpointError(
+                f"tensor {name!r}: the file was truncated",
+                asked=f"{len(memory)} more bytes",
+                next_step="Download it again",
+            )
         memory = memory[count:]
         position += count
 
@@ -221,20 +261,23 @@ def _window(source: Source) -> tuple[int, tuple[int, ...], tuple[int | slice, ..
     return first, shape, pick
 
 
-def _expected(family: Family, names: Collection[str]) -> list[Source]:
-    """Every source of every packed tensor of the model."""
+def _expected(family: Family, names: Collection[str]) -> Iterator[Source]:
+    """Every source of every packed tensor of the model, layer by layer."""
     architecture = family.architecture()
-    packed = list(family.model_sources(names).values())
-    experts: list[ExpertSources | None] = []
+    for sources in family.model_sources(names).values():
+        yield from sources
     for plan in architecture.layers:
-        packed += family.layer_sources(plan.index).values()
-        if plan.ffn == "moe":
-            experts += [family.expert_sources(plan.index, expert) for expert in range(architecture.experts)]
-            experts += [family.shared_sources(plan.index)]
-        else:
-            experts += [family.ffn_sources(plan.index)]
-    found = [source for sources in packed for source in sources]
-    for expert in experts:
-        if expert is not None:
-            found += [expert.gate, expert.up, expert.down]
-    return found
+        for sources in family.layer_sources(plan.index).values():
+            yield from sources
+        for expert in _records(family, plan, architecture.experts):
+            if expert is not None:
+                yield from (expert.gate, expert.up, expert.down)
+
+
+def _records(family: Family, plan: LayerPlan, experts: int) -> Iterator[ExpertSources | None]:
+    if plan.ffn == "dense":
+        yield family.ffn_sources(plan.index)
+        return
+    for expert in range(experts):
+        yield family.expert_sources(plan.index, expert)
+    yield family.shared_sources(plan.index)

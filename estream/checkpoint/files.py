@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from estream.errors import CheckpointError
+from estream.errors import CheckpointError, brief
+from estream.small_file import JSON_BYTES, read_small
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,16 +27,28 @@ _TOKENIZER_FILES = (
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises CheckpointError naming the file."""
+    """A JSON file that holds an object, no name twice. Raises CheckpointError naming the file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_small(path, JSON_BYTES), object_pairs_hook=_unique)
     except OSError as problem:
-        raise CheckpointError(f"{path}: cannot be read: {problem.strerror}") from problem
+        raise CheckpointError(
+            f"{path}: cannot be read: {problem.strerror}",
+            next_step="Give the directory of a downloaded checkpoint, with its config.json",
+        ) from problem
     except (ValueError, RecursionError) as problem:
         raise CheckpointError(f"{path}: is not JSON: {problem}", next_step="Download the file again") from problem
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: is not a JSON object", had=type(value).__name__)
+        raise CheckpointError(
+            f"{path}: is not a JSON object", had=type(value).__name__, next_step="Download the file again"
+        )
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name appears twice in one object")
+    return result
 
 
 def shards(directory: Path) -> list[Path]:
@@ -86,7 +99,9 @@ def _indexed(directory: Path) -> set[str]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", name) or name.startswith("."):
             raise CheckpointError(
-                f"{path}: {tensor!r} lies in a file that is not a safetensors file of this directory", had=repr(name)
+                f"{path}: {brief(tensor)} lies in a file that is not a safetensors file of this directory",
+                had=brief(name),
+                next_step="Delete the index; EStream does not need it",
             )
     return set(weight_map.values())
 

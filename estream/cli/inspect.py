@@ -12,7 +12,7 @@ from estream.cli.console import Console, table
 from estream.cli.options import add_json
 from estream.errors import UsageError
 from estream.models.base import Architecture, LayerPlan
-from estream.package.layout import SCHEMES, PanelLayout, default_panel_width
+from estream.package.layout import SCHEMES, PanelLayout, default_dense, default_panel_width, holds
 from estream.units import format_bytes
 
 NAME = "inspect"
@@ -102,13 +102,12 @@ def _origin(source: Mapping[str, Any]) -> str:
 
 def _checkpoint(path: Path) -> tuple[dict[str, Any], str]:
     from estream.checkpoint import Checkpoint
-    from estream.models import family
 
     with Checkpoint.open(path) as checkpoint:
-        found = family(str(checkpoint.config.get("model_type"))).from_config(checkpoint.config)
+        found = checkpoint.family()
         checkpoint.check(found)
     arch = found.architecture()
-    sizes = {scheme: _sizes(arch, scheme) for scheme in SCHEMES}
+    sizes = {scheme: _sizes(arch, scheme) for scheme in SCHEMES if holds(arch.hidden, scheme)}
     lines = [
         (
             f"as {scheme}",
@@ -154,7 +153,7 @@ def _runs(arch: Architecture) -> list[str]:
 
 
 def _sizes(arch: Architecture, scheme: str) -> dict[str, int]:
-    """What packing everything in `scheme` would give, in bytes."""
+    """What packing experts in `scheme`, and the rest in what goes with it, would give, in bytes."""
     from estream.package.dense import dense_specs, place
 
     intermediate = arch.expert_intermediate or arch.dense_intermediate
@@ -165,5 +164,5 @@ def _sizes(arch: Architecture, scheme: str) -> dict[str, int]:
         "panels_per_expert": panel.panels(arch.expert_intermediate),
         "record_bytes": record,
         "pool_bytes": len(arch.moe_layers) * arch.experts * record,
-        "dense_bytes": sum(item.nbytes for item in place(dense_specs(arch, scheme, panel), 0)),
+        "dense_bytes": sum(item.nbytes for item in place(dense_specs(arch, default_dense(scheme), panel), 0)),
     }

@@ -11,9 +11,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from estream.cli import completion, inspect, pack, prefill, synth, verify
+from estream.cli import completion, inspect, pack, prefill, suggest, synth, verify
 from estream.cli.console import Console
 from estream.errors import EStreamError
 from estream.version import __version__
@@ -30,7 +30,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(2, f"estream: error: {message}\n")
+        hint = suggest.choice_hint(message)
+        self.exit(2, f"estream: error: {message}{'. ' if hint else ''}{hint}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses unknown options here, where the command and its options are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            hint = suggest.hint(unknown[0].partition("=")[0], options)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{'. ' if hint else ''}{hint}")
+        return found, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,11 +74,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status. argparse leaves by SystemExit (usage: 2, --help: 0)."""
-    args = build_parser().parse_args(argv)
-    debug = args.verbose >= 2 or bool(os.environ.get("ESTREAM_DEBUG"))
-    _log_to_stderr(args.quiet, args.verbose)
-    console = Console(quiet=args.quiet, verbose=args.verbose, json=getattr(args, "json", False))
+    args, console, debug = argparse.Namespace(), Console(), bool(os.environ.get("ESTREAM_DEBUG"))
     try:
+        args = _parsed(argv)
+        debug = debug or args.verbose >= 2
+        _log_to_stderr(args.quiet, args.verbose)
+        console = Console(quiet=args.quiet, verbose=args.verbose, json=getattr(args, "json", False))
         status: int = args.run(args, console)
         sys.stdout.flush()  # a closed pipe must show here, where it is caught
         return status
@@ -81,11 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EStreamError as error:
         _traceback_if(debug)
-        console.error(f"error: {error}")
+        console.error(f"error: {error}{suggest.missing_path_hint(vars(args), str(error))}")
         return error.exit_status
     except OSError as error:
         _traceback_if(debug)
-        console.error(f"error: {_os_message(error)}")
+        message = _os_message(error)
+        console.error(f"error: {message}{suggest.missing_path_hint(vars(args), message)}")
         return 1
     except MemoryError:
         _traceback_if(debug)
@@ -96,6 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "" if debug else " This is a bug in EStream: run again with -vv for the traceback."
         console.error(f"error: unexpected {type(error).__name__}: {error}.{hint}")
         return 1
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    try:
+        return build_parser().parse_args(argv)
+    finally:
+        sys.stdout.flush()  # of --help
 
 
 def _os_message(error: OSError) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from estream.errors import UsageError
-from estream.package.layout import SCHEMES
+from estream.package.layout import DENSE_SCHEMES, SCHEMES
 from estream.units import parse_size
 
 
@@ -40,8 +40,8 @@ def add_schemes(parser: argparse.ArgumentParser, *, experts: str) -> None:
     )
     parser.add_argument(
         "--dense",
-        choices=SCHEMES,
-        help="weight scheme of attention and head (default: as the experts)",
+        choices=DENSE_SCHEMES,
+        help="weight scheme of attention and head (default: as the experts; int8 beside int4)",
     )
 
 

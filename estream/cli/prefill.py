@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
     )
     paging.add_argument("--no-direct-io", action="store_true", help="read through the page cache")
-    paging.add_argument("--verify-reads", action="store_true", help="check every panel read against its checksum")
+    paging.add_argument("--verify-reads", action="store_true", help="check all weights read against their checksums")
     output = parser.add_argument_group("output")
     output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
     output.add_argument("--all-logits", metavar="F.npy", type=Path, help="write every token's logits, float32 [N, V]")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if path is not None:
             check_can_write(path, option)
     package = Package.open(args.package)
-    tokenizer = prompt.load_tokenizer(args.package)
+    tokenizer = prompt.tokenizer_for(args)
     architecture = package.architecture
     ids = check_prompt(prompt.prompt_ids(args, tokenizer), architecture, architecture.context)
     trace = _trace(args.trace)
@@ -86,6 +86,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     progress=progress,
                 )
             )
+        package.check_unchanged()  # the tokenizer was read by name
         console.detail(report.plan(package, len(ids), engine.configuration))
         result = engine.prefill(ids, logits="last" if sink is None else "all", logits_sink=sink)
         last = result.logits if sink is None else sink.row(len(ids) - 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from estream.errors import PackageError, UsageError
+from estream.errors import EStreamError, PackageError, UsageError
 
 _SEPARATORS = re.compile(r"[\s,]+")
 
@@ -58,6 +59,17 @@ def load_tokenizer(package: Path) -> Any | None:
     from estream.checkpoint.tokenizer import Tokenizer
 
     return Tokenizer.open(package)
+
+
+def tokenizer_for(args: argparse.Namespace) -> Any | None:
+    """The package's tokenizer, or None. A damaged one is an error only where it is needed for the prompt."""
+    try:
+        return load_tokenizer(args.package)
+    except EStreamError as error:
+        if args.ids is None and args.ids_file is None:
+            raise
+        logging.getLogger("estream.cli").warning("%s: tokens are shown by id only", error.thing)
+        return None
 
 
 def prompt_ids(args: argparse.Namespace, tokenizer: Any | None) -> list[int]:

@@ -15,11 +15,16 @@ Checksum = Callable[[int, int], int]  # (layer, panel) -> CRC-32 of the panel's 
 
 def check_panel(memory: memoryview, layout: PoolLayout, layer: int, panel: int, checksum: Checksum) -> None:
     """Raises FlashError if `memory` (uint8 [panel_bytes]) is not what was packed. Releases the GIL while it sums."""
-    expected, found = checksum(layer, panel), zlib.crc32(memory)
+    expert, part = divmod(panel, layout.panels_per_expert)
+    check_bytes(f"layer {layer}, expert {expert}, panel {part}", memory, checksum(layer, panel))
+
+
+def check_bytes(label: str, memory: memoryview, expected: int) -> None:
+    """Raises FlashError naming `label` if the CRC-32 of `memory` is not the expected one."""
+    found = zlib.crc32(memory)
     if expected != found:
-        expert, part = divmod(panel, layout.panels_per_expert)
         raise FlashError(
-            f"layer {layer}, expert {expert}, panel {part}: the bytes read are not those that were packed",
+            f"{label}: the bytes read are not those that were packed",
             asked=f"CRC-32 {expected:08x}",
             had=f"{found:08x}",
             next_step="Run `estream verify` to see whether the file or the reading is at fault.",

@@ -56,8 +56,11 @@ def load_ranges(
     ]
     done = 0
     try:
-        for thread in threads:
-            thread.start()
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError as error:
+            raise FlashError(f"a lane thread cannot be started: {error}", next_step="Give fewer --lanes.") from error
         for _ in pieces:
             result = results.get()
             if isinstance(result, FlashError):

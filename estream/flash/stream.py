@@ -99,8 +99,12 @@ class ExpertStream:
             threading.Thread(target=self._lane, args=(lane,), name=f"estream-lane-{lane}", daemon=True)
             for lane in range(lanes)
         ]
-        for thread in self._lanes:
-            thread.start()
+        try:
+            for thread in self._lanes:
+                thread.start()
+        except RuntimeError as error:
+            self.close()
+            raise FlashError(f"a lane thread cannot be started: {error}", next_step="Give fewer --lanes.") from error
 
     @property
     def counters(self) -> Counters:
@@ -211,7 +215,8 @@ class ExpertStream:
             self._work.notify_all()
             self._news.notify_all()
         for thread in self._lanes:
-            thread.join()
+            if thread.ident is not None:  # was started
+                thread.join()
 
     def _must_be_open(self) -> None:
         if self._closed:

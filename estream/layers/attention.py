@@ -46,7 +46,7 @@ class AttentionLayers:
         for piece in split_rows(tokens, state.block):
             start, rows = piece.start, piece.stop - piece.start
             state.load(state.hidden, "hidden", start, rows)
-            state.check_finite("hidden", start, rows, where)
+            state.check_finite("hidden", start, rows, f"{where}, hidden state before attention")
             state.load(cos, "cos", start, rows)
             state.load(sin, "sin", start, rows)
             self._bind(self._qkv, rows, hidden="hidden", cos="cos", sin="sin", q_out="q", k_out="k", v_out="v")
@@ -58,10 +58,11 @@ class AttentionLayers:
             if plan.ffn == "moe":
                 self._bind(closing, rows, logits="logits")
             closing.run()
-            state.check_finite("normed", start, rows, where)
+            state.check_finite("normed", start, rows, f"{where}, hidden state after attention")
             state.store("hidden", state.hidden, start, rows)
             state.store("normed", state.normed, start, rows)
             if plan.ffn == "moe":
+                state.check_finite("logits", start, rows, f"{where}, router logits")
                 state.store("logits", state.logits, start, rows)
 
     def _bind(self, graph: Graph, rows: int, **names: str) -> None:

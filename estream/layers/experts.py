@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from estream.layers.state import State
+from estream.package.layout import INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import Tile
 from estream.runtime.target import Buffer, Graph, Target
@@ -24,7 +25,7 @@ class ExpertRunner:
         self._panel = package.pool.panel
         self._parts = self._panel.parts
         # The float MatMul treats a single row differently from the same row among others: never run one alone.
-        self._least_rows = 1 if package.pool.panel.scheme == "int8" and target.graphs == "cpu" else 2
+        self._least_rows = 1 if package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs == "cpu" else 2
         hidden = self._panel.hidden
         self._gather: Graph = target.load(package.graph(target.graphs, "gather"))
         self._expert: Graph = target.load(package.graph(target.graphs, "expert"))

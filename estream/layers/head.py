@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from estream.layers.state import State
+from estream.layers.state import State, check_finite
 from estream.layers.weights import DenseWeights, bind_weights
 from estream.package.reader import Package
 from estream.routing import split_rows
@@ -36,7 +36,7 @@ class Head:
         for piece in split_rows(last - first, state.block):
             start, rows = first + piece.start, piece.stop - piece.start
             state.load(state.hidden, "hidden", start, rows)
-            state.check_finite("hidden", start, rows, "the last layer's output")
+            state.check_finite("hidden", start, rows, "hidden state after the last layer")
             self._norm.bind("hidden", state.blocks["hidden"], rows=rows)
             self._norm.bind("normed", state.blocks["normed"], rows=rows)
             self._norm.run()
@@ -59,4 +59,5 @@ class Head:
                 self._head.bind("logits", self._logits, rows=rows)
                 self._head.run()
                 block = self._view[: rows * self._width].reshape(rows, self._width)
+                check_finite(block[:useful, :columns], first + piece.start, "output logits")
                 sink(piece.start, column, block[:useful, :columns])

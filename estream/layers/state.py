@@ -81,14 +81,18 @@ class State:
         self.total.array(np.int32, (1,))[0] = total
 
     def check_finite(self, name: str, start: int, rows: int, where: str) -> None:
-        """The integer kernels turn NaN into finite numbers, so every block is checked before it meets one.
+        """Checks rows of a block buffer: see `check_finite`."""
+        check_finite(self._views[name][:rows], start, where)
 
-        Raises NumericError naming the first token.
-        """
-        view = self._views[name][:rows]
-        if not np.isfinite(view).all():
-            row = int(np.flatnonzero(~np.isfinite(view).all(axis=1))[0])
-            raise NumericError(
-                f"{where}: the hidden state of token {start + row} is not finite",
-                next_step="Check the weights with `estream verify`; if they are sound, pack with --experts f32",
-            )
+
+def check_finite(block: np.ndarray, start: int, where: str) -> None:
+    """The integer kernels turn NaN into finite numbers, so every block is checked before it meets one.
+
+    block: float32 [rows, width] of the tokens from `start`. Raises NumericError naming the first token.
+    """
+    if not np.isfinite(block).all():
+        row = int(np.flatnonzero(~np.isfinite(block).all(axis=1))[0])
+        raise NumericError(
+            f"{where}, token {start + row}: not finite",
+            next_step="Check the weights with `estream verify`; if they are sound, pack with --experts f32",
+        )

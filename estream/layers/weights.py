@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from estream.flash.checks import check_bytes
 from estream.flash.pool import PoolFile
 from estream.flash.ranges import load_ranges
 from estream.package.layout import align
@@ -16,11 +17,15 @@ Weights = Mapping[str, Buffer]
 class DenseWeights:
     """Everything of dense.safetensors but the embedding, one allocation per layer and one for the model's ends.
 
-    `layer(i)` and `head(s)` map graph input names to buffers; `nbytes` is what they hold together.
+    `layer(i)` and `head(s)` map graph input names to buffers; `nbytes` is what they hold together. `verify`: compare
+    what was read with the package's CRC-32s; raises FlashError naming the tensor.
     """
 
-    def __init__(self, target: Target, package: Package, *, direct: bool = True, lanes: int = 2) -> None:
+    def __init__(
+        self, target: Target, package: Package, *, direct: bool = True, lanes: int = 2, verify: bool = False
+    ) -> None:
         self.nbytes = 0
+        self._pieces = tuple(package.dense_pieces()) if verify else ()
         file = PoolFile.open(package.dense_file, direct=direct)
         try:
             by_owner: dict[str, list[DenseTensor]] = {}
@@ -53,6 +58,9 @@ class DenseWeights:
         nbytes = align(ordered[-1].offset + ordered[-1].nbytes - start)
         buffer = target.allocate(nbytes, f"dense weights of {owner}")
         load_ranges(file, [(buffer, start)], lanes=lanes)
+        for label, offset, size, crc in self._pieces:
+            if start <= offset < start + nbytes:
+                check_bytes(f"{file.path}: {label}", buffer.part(offset - start, size).memory(), crc)
         self.nbytes += nbytes
         return {_split(tensor.name)[1]: buffer.part(tensor.offset - start, tensor.nbytes) for tensor in ordered}
 

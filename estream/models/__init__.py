@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 from functools import cache
 
-from estream.errors import UnsupportedModelError
+from estream.errors import UnsupportedModelError, brief
 from estream.models.base import Family
 
 
@@ -37,6 +37,6 @@ def family(model_type: str) -> type[Family]:
     """The family of a model type. Raises UnsupportedModelError, which lists the known ones."""
     if model_type not in _found():
         raise UnsupportedModelError(
-            "unknown model_type", asked=repr(model_type), had=", ".join(families()), next_step="Pack one of these"
+            "unknown model_type", asked=brief(model_type), had=", ".join(families()), next_step="Pack one of these"
         )
     return _found()[model_type]

@@ -6,13 +6,13 @@ Run-time part: numpy and the standard library only.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from estream.errors import CheckpointError, UnsupportedModelError
+from estream.errors import CheckpointError, UnsupportedModelError, brief
 
 Config = TypeVar("Config")
 
@@ -30,7 +30,8 @@ HARMLESS = frozenset(
 )
 _ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
 _LARGEST = 2**31 - 1
-_MOST_LAYERS = 4096
+# Work and memory grow with these before a weight is read.
+_MOST = {"num_hidden_layers": 4096, "experts": 4096, "vocab_size": 1 << 24}
 
 
 def read_config(cls: type[Config], raw: Mapping[str, Any], model_type: str) -> Config:
@@ -40,13 +41,13 @@ def read_config(cls: type[Config], raw: Mapping[str, Any], model_type: str) -> C
     HARMLESS is an error, unless it is null. Raises UnsupportedModelError or CheckpointError.
     """
     if raw.get("model_type", model_type) != model_type:
-        raise CheckpointError("config.json: model_type", asked=model_type, had=repr(raw["model_type"]))
+        raise CheckpointError("config.json: model_type", asked=model_type, had=brief(raw["model_type"]))
     if raw.get("quantization_config") is not None:
         method = raw["quantization_config"]
         method = method.get("quant_method", method) if isinstance(method, Mapping) else method
         raise UnsupportedModelError(
             "config.json: quantization_config: the weights are already quantised",
-            had=repr(method),
+            had=brief(method),
             next_step="Pack the original f32, f16 or bf16 checkpoint; EStream quantises by itself (--experts int8)",
         )
     hints = typing.get_type_hints(cls)
@@ -74,11 +75,13 @@ def check_decoder(config: Any, *, experts: int, positive: tuple[str, ...]) -> No
     common = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "kv_heads", "head_size",
               "max_position_embeddings", "num_experts_per_tok")  # fmt: skip
     for name in common + positive:
-        limit = _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST
+        limit = _MOST.get(name, _LARGEST)
         if not 1 <= getattr(config, name) <= limit:
             raise CheckpointError(f"config.json: {name}", asked=f"1 to {limit}", had=getattr(config, name))
+    if experts > _MOST["experts"]:
+        raise CheckpointError("config.json: number of experts", asked=f"at most {_MOST['experts']}", had=experts)
     if config.hidden_act != "silu":
-        raise UnsupportedModelError("config.json: hidden_act", asked="'silu'", had=repr(config.hidden_act))
+        raise UnsupportedModelError("config.json: hidden_act", asked="'silu'", had=brief(config.hidden_act))
     if config.num_attention_heads % config.kv_heads:
         raise CheckpointError(
             "config.json: num_attention_heads is not a multiple of num_key_value_heads",
@@ -111,17 +114,19 @@ def _rope_theta(raw: Mapping[str, Any], default: float) -> float:
         if not rope:
             continue
         if not isinstance(rope, Mapping):
-            raise CheckpointError(f"config.json: {name}", asked="a dictionary or null", had=repr(rope))
+            raise CheckpointError(f"config.json: {name}", asked="a dictionary or null", had=brief(rope))
         kind = rope.get("rope_type", rope.get("type", "default"))
         unknown = sorted(set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
         if kind != "default" or rope.get("type", kind) != kind or unknown:
-            had = f"{kind!r}" + (f" with {', '.join(map(str, unknown))}" if unknown else "")
+            had = brief(kind) + (f" with {', '.join(map(str, unknown))}" if unknown else "")
             raise UnsupportedModelError(f"config.json: {name}: kind of rotary embedding", asked="'default'", had=had)
         if rope.get("rope_theta") is not None:
             thetas[f"{name}.rope_theta"] = _typed(f"{name}.rope_theta", rope["rope_theta"], float)
         partial = rope.get("partial_rotary_factor", partial)
     if partial not in (None, 1):
-        raise UnsupportedModelError("config.json: partial_rotary_factor", asked="1 (the whole head)", had=partial)
+        raise UnsupportedModelError(
+            "config.json: partial_rotary_factor", asked="1 (the whole head)", had=brief(partial)
+        )
     if len(set(thetas.values())) > 1:
         had = ", ".join(f"{name} {theta:g}" for name, theta in thetas.items())
         raise CheckpointError("config.json: rope_theta given more than once with different values", had=had)
@@ -134,11 +139,11 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     for option in options:
         if option is types.NoneType and value is None:
             return None
-        if option is float and type(value) in (int, float) and math.isfinite(value):
+        if option is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # not NaN, not 10**400
             return float(value)
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
         if option in (int, bool, str) and type(value) is option:  # a bool is no int here
             return value
     wanted = getattr(hint, "__name__", str(hint)) if not isinstance(hint, types.UnionType) else str(hint)
-    raise CheckpointError(f"config.json: {name}", asked=wanted, had=repr(value))
+    raise CheckpointError(f"config.json: {name}", asked=wanted, had=brief(value))

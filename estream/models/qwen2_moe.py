@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from estream.errors import CheckpointError, UnsupportedModelError
+from estream.errors import CheckpointError, UnsupportedModelError, brief
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import sigmoid, softmax, top_k
 from estream.models.config import check_decoder, read_config
@@ -73,7 +73,9 @@ class Qwen2MoeConfig:
         layers = range(self.num_hidden_layers)
         outside = [layer for layer in self.mlp_only_layers or () if layer not in layers]
         if outside:
-            raise CheckpointError("config.json: mlp_only_layers", asked=f"0 to {layers[-1]}", had=outside)
+            raise CheckpointError("config.json: mlp_only_layers", asked=f"0 to {layers[-1]}", had=brief(outside))
+        if len(set(self.mlp_only_layers or ())) != len(self.mlp_only_layers or ()):
+            raise CheckpointError("config.json: mlp_only_layers names a layer twice", had=brief(self.mlp_only_layers))
         if not any(map(self.is_moe, layers)):
             raise UnsupportedModelError("config.json: no layer has experts (mlp_only_layers, decoder_sparse_step)")
         if self.layer_types is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from estream.errors import PackageError, UsageError
 from estream.package.manifest import FORMAT, MODEL
+from estream.small_file import JSON_BYTES, read_small
 from estream.units import format_bytes
 
 _BUILD = ".estream-packing-"  # .NAME.estream-packing-RANDOM: being built, or an old package on its way out
@@ -32,7 +33,7 @@ _RENAME_EXCHANGE = 2
 def is_package(path: Path) -> bool:
     """Whether `path` is a packed model of any version, whole or damaged: a folder whose model.json says so."""
     try:
-        manifest = json.loads((path / MODEL).read_bytes())
+        manifest = json.loads(read_small(path / MODEL, JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
@@ -46,7 +47,7 @@ def building(out: Path, *, force: bool = False, required_bytes: int = 0) -> Iter
 
     Raises:
         UsageError: `out` exists without `force`, or is not a package (nobody's own folder is ever deleted).
-        PackageError: the folder cannot be made, or has less than `required_bytes` free.
+        PackageError: the folder cannot be made or written, or has less than `required_bytes` free.
     """
     out = Path(os.path.realpath(out))
     try:
@@ -69,9 +70,9 @@ def building(out: Path, *, force: bool = False, required_bytes: int = 0) -> Iter
             _install(build, out)
             _sync(out.parent)
     except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise PackageError(f"{out}: no space left on the device", next_step=_SPACE) from problem
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "no space left on the device" if full else f"packing failed: {problem.strerror or problem}"
+        raise PackageError(f"{out}: {reason}", next_step=_SPACE if full else _WRITABLE) from problem
     finally:
         # After an exchange this is the old package.
         shutil.rmtree(build, ignore_errors=True)
@@ -91,6 +92,7 @@ def _check_target(out: Path, force: bool) -> None:
 
 
 _SPACE = "Free some space, choose another disk, or a smaller scheme"
+_WRITABLE = "Check the folder's permissions, the limits of this process (ulimit -f) and the disk"
 
 
 def _check_space(parent: Path, required_bytes: int) -> None:

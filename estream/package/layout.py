@@ -5,6 +5,7 @@ Run-time part: numpy and the standard library only. Units are bytes throughout.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,10 +13,13 @@ import numpy as np
 
 ALIGNMENT = 16384  # of records, panels and dense tensors in their files: any page size, any direct-I/O block
 PART_ALIGNMENT = 128  # of a part inside its panel: what the NPU and its DMA like
-PANEL_GRANULE = 32  # panel widths are multiples of this: an NPU tile, an int4 group
+PANEL_GRANULE = 32  # panel widths are multiples of this: an NPU tile
+INT4_GROUP = 32  # rows of an int4 matrix that share a multiplier
 
-Scheme = Literal["f32", "f16", "int8"]
-SCHEMES: tuple[str, ...] = get_args(Scheme)
+Scheme = Literal["f32", "f16", "int8", "int4"]
+SCHEMES: tuple[str, ...] = get_args(Scheme)  # of experts
+DENSE_SCHEMES: tuple[str, ...] = ("f32", "f16", "int8")  # of attention and head
+INTEGER_SCHEMES = frozenset({"int8", "int4"})  # 8-bit products of quantised rows on target cpu
 
 # safetensors names of the dtypes that a package holds
 DTYPES: dict[str, np.dtype] = {
@@ -25,7 +29,7 @@ DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "I32": np.dtype(np.int32),
 }
-WEIGHT_DTYPE: dict[str, str] = {"f32": "F32", "f16": "F16", "int8": "I8"}
+WEIGHT_DTYPE: dict[str, str] = {"f32": "F32", "f16": "F16", "int8": "I8", "int4": "U8"}
 
 
 def align(nbytes: int, to: int = ALIGNMENT) -> int:
@@ -44,17 +48,22 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
 class PanelLayout:
     """A shape class: panels with the same (hidden, width, scheme) have the same bytes and run through one graph.
 
-    Parts, in order: gate [H, Ip], up [H, Ip], down [Ip, H]; for int8 also gate_scale [Ip] and mid_scale [Ip] float32.
-    int8 is symmetric: gate and up have one scale per output channel, down one per *input* channel, so that
+    Parts, in order: gate [H, Ip], up [H, Ip], down [Ip, H]; for int8 and int4 also gate_scale [Ip] and mid_scale [Ip]
+    float32. Both are symmetric: gate and up have one scale per output channel, down one per *input* channel, so that
     mid_scale = up_scale · down_scale acts on the intermediate and y needs nothing after the last product:
         y = quantised((silu(x·gate · gate_scale) · (x·up) · mid_scale) · router_gate) · down
+
+    int4 is the same with 8-bit integers made of nibbles: integer = (nibble - 8) · multiplier, nibbles 1 … 15, one
+    multiplier 1 … 18 per column and group of 32 rows. So unpacking is exact and stays within 8 bits on every target. A
+    matrix [K, N] is stored as U8 [K/2, N] (low nibbles are rows 0 … K/2 - 1, high nibbles the rest) and its multipliers
+    as U8 [K/32, N]: 4.25 bits per weight. Each half holds whole groups: H and Ip are multiples of 64 (`panel_granule`).
     """
 
     hidden: int
@@ -63,14 +72,19 @@ class PanelLayout:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        h, w, weight = self.hidden, self.width, WEIGHT_DTYPE[self.scheme]
+        matrices = {
+            "gate": (self.hidden, self.width),
+            "up": (self.hidden, self.width),
+            "down": (self.width, self.hidden),
+        }
+        packed = 2 if self.scheme == "int4" else 1  # rows per stored row
         wanted: list[tuple[str, str, tuple[int, ...]]] = [
-            ("gate", weight, (h, w)),
-            ("up", weight, (h, w)),
-            ("down", weight, (w, h)),
+            (name, WEIGHT_DTYPE[self.scheme], (k // packed, n)) for name, (k, n) in matrices.items()
         ]
-        if self.scheme == "int8":
-            wanted += [("gate_scale", "F32", (w,)), ("mid_scale", "F32", (w,))]
+        if self.scheme in INTEGER_SCHEMES:
+            wanted += [("gate_scale", "F32", (self.width,)), ("mid_scale", "F32", (self.width,))]
+        if self.scheme == "int4":
+            wanted += [(f"{name}_multiplier", "U8", (k // INT4_GROUP, n)) for name, (k, n) in matrices.items()]
         parts: list[Part] = []
         offset = 0
         for name, dtype, shape in wanted:
@@ -127,14 +141,30 @@ class PoolLayout:
 
 
 # Largest hidden × width of a panel: what the NPU's on-chip memory holds at 128 rows without spilling.
-_PANEL_ELEMENTS = {"f32": 1 << 21, "f16": 1 << 21, "int8": 1 << 22}
+_PANEL_ELEMENTS = {"f32": 1 << 21, "f16": 1 << 21, "int8": 1 << 22, "int4": 1 << 19}
+
+
+def panel_granule(scheme: str) -> int:
+    """What panel widths are multiples of; for int4 the hidden size too."""
+    return 2 * INT4_GROUP if scheme == "int4" else PANEL_GRANULE
+
+
+def holds(hidden: int, scheme: str) -> bool:
+    """Whether panels of this hidden size exist in the scheme: int4 groups must divide each half of its rows."""
+    return scheme != "int4" or hidden % panel_granule(scheme) == 0
+
+
+def default_dense(experts: str) -> str:
+    """The scheme of attention and head that goes with a scheme of experts."""
+    return experts if experts in DENSE_SCHEMES else "int8"
 
 
 def default_panel_width(hidden: int, intermediate: int, scheme: str) -> int:
-    """The widest equal split of an expert that the scheme's on-chip budget allows, in multiples of PANEL_GRANULE."""
-    limit = max(PANEL_GRANULE, _PANEL_ELEMENTS[scheme] // hidden // PANEL_GRANULE * PANEL_GRANULE)
+    """The widest equal split of an expert that the scheme's on-chip budget allows, in multiples of its granule."""
+    granule = panel_granule(scheme)
+    limit = max(granule, _PANEL_ELEMENTS[scheme] // hidden // granule * granule)
     panels = -(-intermediate // limit)
-    return align(-(-intermediate // panels), PANEL_GRANULE)
+    return align(-(-intermediate // panels), granule)
 
 
 def head_slices(vocab: int, limit: int = 8192) -> tuple[int, int]:

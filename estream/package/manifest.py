@@ -10,16 +10,27 @@ Run-time part: numpy and the standard library only.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from estream.errors import EStreamError, PackageError
+from estream.errors import EStreamError, PackageError, brief
 from estream.models import family as find_family
 from estream.models.base import Architecture, Family
-from estream.package.layout import ALIGNMENT, PANEL_GRANULE, SCHEMES, PanelLayout, PoolLayout, head_slices
+from estream.package.layout import (
+    ALIGNMENT,
+    DENSE_SCHEMES,
+    SCHEMES,
+    PanelLayout,
+    PoolLayout,
+    head_slices,
+    holds,
+    panel_granule,
+)
+from estream.small_file import JSON_BYTES, read_small
 
 FORMAT = "estream"
 VERSION = 1
@@ -63,10 +74,10 @@ class Manifest:
         return PoolLayout(self.panel, panels, arch.experts, arch.moe_layers, self.pool_offset)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole document, in the order in which it is written."""
+        """The whole document, in the order in which it is written. `checksum` is that of everything before it."""
         arch, panel, pool = self.family.architecture(), self.panel, self.pool
         slices, head_width = head_slices(arch.vocab)
-        return {
+        document = {
             "format": FORMAT,
             "version": VERSION,
             "family": self.family.name,
@@ -98,6 +109,7 @@ class Manifest:
             "source": dict(self.source),
             "estream": self.estream,
         }
+        return document | {"checksum": _checksum(document)}
 
     def to_json(self) -> bytes:
         return (json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii")
@@ -123,22 +135,28 @@ class Manifest:
             family = find_family(read.get("family", str)).from_config(read.get("config", dict))
             arch = family.architecture()
         except EStreamError as problem:
-            raise PackageError(f"{label}: config: {problem}", next_step=_NEXT_STEP) from problem
-        except (TypeError, ValueError, KeyError, AttributeError) as problem:  # wrong types inside config
-            raise PackageError(f"{label}: config cannot be read: {problem!r}", next_step=_NEXT_STEP) from problem
+            thing = f"{label}: config: {problem.thing}"
+            raise PackageError(thing, asked=problem.asked, had=problem.had, next_step=_NEXT_STEP) from problem
         manifest = cls(
             family=family,
-            experts=read.scheme("experts"),
-            dense=read.scheme("dense"),
-            width=read.multiple("panel", "width", PANEL_GRANULE),
+            experts=(experts := read.scheme("experts", SCHEMES)),
+            dense=read.scheme("dense", DENSE_SCHEMES),
+            width=read.multiple("panel", "width", panel_granule(experts)),
             pool_offset=read.multiple("pool", "data_offset", ALIGNMENT),
             dense_offset=read.multiple("dense_data_offset", None, ALIGNMENT),
             files=_files(read),
             source=_source(read),
-            estream=read.get("estream", str),
+            estream=read.word("estream"),
         )
-        check_width(manifest.width, arch, PackageError, label)
-        _compare(raw, manifest.to_dict(), label, "")
+        check_panel(manifest.panel, arch, PackageError, label)
+        derived = manifest.to_dict()
+        # The facts that nothing follows from (an epsilon, a rope theta) have no other check than this one.
+        asked, had = derived.pop("checksum"), read.get("checksum", str)
+        _compare({name: value for name, value in raw.items() if name != "checksum"}, derived, label, "")
+        if had != asked:
+            raise PackageError(
+                f"{label} is damaged: it does not match its checksum", asked=asked, had=brief(had), next_step=_NEXT_STEP
+            )
         return manifest
 
     @classmethod
@@ -150,7 +168,7 @@ class Manifest:
             )
         path = folder / MODEL
         try:
-            text = path.read_bytes()
+            text = read_small(path, JSON_BYTES)
         except OSError as problem:
             raise PackageError(
                 f"{folder} is not a packed model: {MODEL}: {problem.strerror}",
@@ -159,16 +177,34 @@ class Manifest:
         return cls.from_json(text, str(path))
 
 
-def check_width(width: int, arch: Architecture, error: type[EStreamError], thing: str) -> None:
-    """Raises `error` unless `width` is a multiple of 32 in 32 … the expert intermediate (rounded up)."""
+def check_panel(panel: PanelLayout, arch: Architecture, error: type[EStreamError], thing: str) -> None:
+    """Raises `error` unless the scheme can hold the hidden size and the width is a multiple of the scheme's granule in
+    granule … the expert intermediate (rounded up). `thing` names the width."""
+    granule = panel_granule(panel.scheme)
+    if not holds(arch.hidden, panel.scheme):
+        raise error(
+            f"experts in {panel.scheme}: hidden size",
+            asked=arch.hidden,
+            had=f"whole groups, multiples of {granule}",
+            next_step="Pack with --experts int8",
+        )
     intermediate = arch.expert_intermediate or arch.dense_intermediate
-    most = -(-intermediate // PANEL_GRANULE) * PANEL_GRANULE
-    if width % PANEL_GRANULE or not 0 < width <= most:
-        raise error(f"{thing}: panel width", asked=width, had=f"a multiple of {PANEL_GRANULE} of at most {most}")
+    most = -(-intermediate // granule) * granule
+    if panel.width % granule or not 0 < panel.width <= most:
+        raise error(f"{thing}: panel width", asked=panel.width, had=f"a multiple of {granule} of at most {most}")
 
 
 _NEXT_STEP = "Pack the checkpoint again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)  # no way out of the folder, nothing that a terminal obeys
+
+_WORD = re.compile(r"[\w.+-]{1,80}", re.ASCII)
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 of the document, however it is laid out as text."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 class _Fields:
@@ -181,7 +217,7 @@ class _Fields:
         self.raw = raw
 
     def refuse(self, field: str, asked: object, had: object) -> NoReturn:
-        raise PackageError(f"{self.label}: field {field}", asked=asked, had=repr(had), next_step=_NEXT_STEP)
+        raise PackageError(f"{self.label}: field {field}", asked=asked, had=brief(had), next_step=_NEXT_STEP)
 
     def get(self, name: str, kind: type) -> Any:
         if name not in self.raw:
@@ -191,10 +227,16 @@ class _Fields:
             self.refuse(name, kind.__name__, self.raw[name])
         return self.raw[name]
 
-    def scheme(self, name: str) -> str:
+    def word(self, name: str) -> str:
         value = self.get(name, str)
-        if value not in SCHEMES:
-            self.refuse(name, "|".join(SCHEMES), value)
+        if not _WORD.fullmatch(value):
+            self.refuse(name, "a short word", value)
+        return str(value)
+
+    def scheme(self, name: str, known: tuple[str, ...]) -> str:
+        value = self.get(name, str)
+        if value not in known:
+            self.refuse(name, "|".join(known), value)
         return str(value)
 
     def multiple(self, name: str, inner: str | None, of: int) -> int:
@@ -210,7 +252,7 @@ def _files(read: _Fields) -> dict[str, FileEntry]:
     files: dict[str, FileEntry] = {}
     for name, entry in read.get("files", dict).items():
         at = f"files.{name}"
-        if any(step in ("", ".", "..") for step in name.split("/")) or "\\" in name or name == MODEL:
+        if not _PATH.fullmatch(name) or name == MODEL:
             read.refuse(at, "a relative path inside the package", name)
         if not isinstance(entry, dict) or set(entry) != {"bytes", "sha256"}:
             read.refuse(at, "bytes and sha256", entry)
@@ -238,9 +280,10 @@ def _source(read: _Fields) -> dict[str, Any]:
         read.refuse("source.kind", "|".join(_SOURCES), kind)
     wanted = _SOURCES[kind]
     for key in wanted.keys() | source.keys():
-        if key not in wanted or type(source.get(key)) is not wanted[key]:
+        value = source.get(key)
+        if key not in wanted or type(value) is not wanted[key] or (type(value) is str and not _WORD.fullmatch(value)):
             asked = wanted[key].__name__ if key in wanted else "no such field"
-            read.refuse(f"source.{key}", asked, source.get(key))
+            read.refuse(f"source.{key}", asked, value)
     return dict(source)
 
 
@@ -274,4 +317,4 @@ def _compare(had: Any, asked: Any, label: str, at: str) -> None:
         for index, (one, other) in enumerate(zip(had, asked, strict=True)):
             _compare(one, other, label, f"{at}.{index}")
     elif type(had) is not type(asked) or had != asked:
-        raise PackageError(f"{label}: field {at}", asked=repr(asked), had=repr(had), next_step=_NEXT_STEP)
+        raise PackageError(f"{label}: field {at}", asked=brief(asked), had=brief(had), next_step=_NEXT_STEP)

@@ -35,8 +35,9 @@ def pack(
 ) -> PackResult:
     """Packs the checkpoint folder `checkpoint_path` into the packed model `out`.
 
-    `experts` and `dense` are weight schemes (f32, f16, int8); `dense` defaults to `experts`. `panel` is the panel
-    width Ip, by default what the NPU's on-chip memory holds. `force` replaces an existing package in one step.
+    `experts` and `dense` are weight schemes (f32, f16, int8; experts also int4); `dense` defaults to `experts`, to int8
+    beside int4. `panel` is the panel width Ip, by default what the NPU's on-chip memory holds. `force` replaces an
+    existing package in one step.
     `progress(stage, done, total)` is called with bytes. Memory is bounded by one expert or one tensor.
 
     Raises:

@@ -8,16 +8,17 @@ A safetensors file is a little-endian u64 n, n bytes of JSON, then data that the
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from estream.errors import EStreamError, PackageError
+from estream.errors import EStreamError, PackageError, brief
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+# A third of the format's own limit, and ten times the largest header known to us (300,000 tensors in one file): parsing
+# a hostile one must end within seconds and fit a phone.
+MAX_HEADER_BYTES = 32 << 20
 METADATA = "__metadata__"
 
 # Every dtype of the format by its size in bits, so that one that EStream cannot use is still reported by name.
@@ -102,7 +103,9 @@ def _read(fd: int, label: str, error: type[EStreamError]) -> Header:
             _refuse(error, label, "shorter than the 8 bytes of a header length", had=f"{len(prefix)} bytes")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
-            _refuse(error, label, "header is too long", asked=f"{length} bytes", had=f"at most {MAX_HEADER_BYTES}")
+            hint = next((hint for magic, hint in _FOREIGN.items() if prefix.startswith(magic)), _NEXT_STEP)
+            _refuse(error, label, "header is too long", asked=f"{length} bytes", had=f"at most {MAX_HEADER_BYTES}",
+                    next_step=hint)  # fmt: skip
         if 8 + length > file_bytes:
             _refuse(error, label, "truncated header", asked=f"{8 + length} bytes", had=f"{file_bytes} bytes")
         text = _pread(fd, length, 8)
@@ -136,18 +139,23 @@ def parse_header(text: bytes, file_bytes: int, label: str, *, error: type[EStrea
 
 def _entry(name: str, value: Any, data_offset: int, label: str, error: type[EStreamError]) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        _refuse(error, label, f"tensor {name!r} is not described by dtype, shape and data_offsets")
+        _refuse(error, label, f"tensor {brief(name)} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    quoted = brief(name)
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        _refuse(error, label, f"tensor {name!r} has an unknown dtype", had=repr(dtype))
+        _refuse(error, label, f"tensor {quoted} has an unknown dtype", had=brief(dtype))
     if not _naturals(shape):
-        _refuse(error, label, f"tensor {name!r} has a shape that is not a list of natural numbers", had=repr(shape))
+        _refuse(error, label, f"tensor {quoted} has a shape that is not a list of natural numbers", had=brief(shape))
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        _refuse(error, label, f"tensor {name!r} has impossible data_offsets", had=repr(offsets))
-    bits = math.prod(shape) * DTYPE_BITS[dtype]
+        _refuse(error, label, f"tensor {quoted} has impossible data_offsets", had=brief(offsets))
+    bits = _bits(shape, dtype, 8 * (offsets[1] - offsets[0]))
     if bits != 8 * (offsets[1] - offsets[0]):
-        asked = f"{bits / 8:g} bytes for {dtype} {shape}" if bits < 1 << 60 else f"{dtype} {shape}"
-        _refuse(error, label, f"tensor {name!r}: size does not match its shape", asked=asked,
+        asked = (
+            f"{bits / 8:g} bytes for {dtype} {shape}"
+            if len(shape) < 9 and bits < 1 << 60
+            else f"{dtype} {brief(shape)}"
+        )
+        _refuse(error, label, f"tensor {quoted}: size does not match its shape", asked=asked,
                 had=f"{offsets[1] - offsets[0]} bytes")  # fmt: skip
     return Entry(name, dtype, tuple(shape), data_offset + offsets[0], data_offset + offsets[1])
 
@@ -160,10 +168,11 @@ def _check_cover(
     for entry in entries:
         if entry.start != position:
             what = "overlaps the one before it" if entry.start < position else "leaves a hole before it"
-            _refuse(error, label, f"tensor {entry.name!r} {what}", asked=f"start at byte {entry.start - data_offset}",
+            _refuse(error, label, f"tensor {brief(entry.name)} {what}",
+                    asked=f"start at byte {entry.start - data_offset}",
                     had=f"{position - data_offset} bytes of data before it")  # fmt: skip
         if entry.end > file_bytes:
-            _refuse(error, label, f"truncated: tensor {entry.name!r} ends outside the file",
+            _refuse(error, label, f"truncated: tensor {brief(entry.name)} ends outside the file",
                     asked=f"{entry.end} bytes", had=f"{file_bytes} bytes")  # fmt: skip
         position = entry.end
     if position != file_bytes:
@@ -172,21 +181,53 @@ def _check_cover(
 
 _NEXT_STEP = "Copy or download the file again"
 
+# What other files begin with: each of these read as a length is far beyond MAX_HEADER_BYTES.
+_PICKLE = "It is a pickle, which runs code when it is read: get the model as safetensors"
+_FOREIGN = {
+    b"version ": "It is a Git LFS pointer, not the file itself: run git lfs pull",
+    b"PK\x03\x04": _PICKLE,
+    b"\x80\x02": _PICKLE,
+    b"\x80\x04": _PICKLE,
+    b"GGUF": "It is a GGUF file; get the original Hugging Face checkpoint in safetensors",
+}
 
-def _refuse(error: type[EStreamError], label: str, what: str, *, asked: object = None, had: object = None) -> NoReturn:
-    raise error(f"{label}: {what}", asked=asked, had=had, next_step=_NEXT_STEP)
+
+def _refuse(
+    error: type[EStreamError],
+    label: str,
+    what: str,
+    *,
+    asked: object = None,
+    had: object = None,
+    next_step: str = _NEXT_STEP,
+) -> NoReturn:
+    raise error(f"{label}: {what}", asked=asked, had=had, next_step=next_step)
+
+
+def _bits(shape: list[int], dtype: str, most: int) -> int:
+    """Bits of a tensor; some number beyond `most` if it has more. A hostile shape would take hours to multiply out."""
+    if 0 in shape:
+        return 0
+    bits = DTYPE_BITS[dtype]
+    for number in shape:
+        bits *= number
+        if bits > most:
+            break
+    return bits
 
 
 def _naturals(value: Any) -> bool:
     # bool is an int in Python, not in JSON
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"the name {name!r} appears twice")
+            raise ValueError(f"the name {brief(name)} appears twice")
+        # Half of a surrogate pair, which JSON's escapes can write, is no text: UnicodeEncodeError.
+        (name + value if isinstance(value, str) else name).encode()
         result[name] = value
     return result
 

@@ -14,7 +14,7 @@ import numpy as np
 from estream.models import family as find_family
 from estream.package.dense import DenseTensor
 from estream.package.files import Progress
-from estream.package.layout import DTYPES
+from estream.package.layout import DTYPES, INT4_GROUP, INTEGER_SCHEMES, Part
 from estream.package.presets import preset_config
 from estream.package.quantise import part_views
 from estream.package.writer import Packing, PackResult, check_schemes, write_package
@@ -137,27 +137,24 @@ class RandomWeights:
         channels = min(layout.width, intermediate - panel * layout.width)
         inner = layout.hidden**-0.5
         outer = self._branch * (_SWIGLU * intermediate) ** -0.5
-        # int8: the whole panel is drawn at once, then scales and fills are put in their places.
-        if layout.scheme == "int8":
-            packed = _integers(draw, (layout.panel_bytes,)).view(np.uint8)
-        else:
-            packed = np.zeros(layout.panel_bytes, np.uint8)
+        integers = layout.scheme in INTEGER_SCHEMES
+        # Integers: the whole panel is drawn at once, then scales and fills are put in their places.
+        drawn = {"int8": _integers, "int4": _nibbles}.get(layout.scheme, lambda _, shape: np.zeros(shape, np.uint8))
+        packed = drawn(draw, (layout.panel_bytes,)).view(np.uint8)
+        deviation = _INT8_DEVIATION if layout.scheme == "int8" else _INT4_DEVIATION
         end = 0
         for part, view in zip(layout.parts, part_views(layout, packed).values(), strict=True):
             packed[end : part.offset] = 0
             end = part.offset + part.nbytes
-            used = np.s_[:channels] if part.name == "down" else np.s_[..., :channels]
             if part.name == "gate_scale":
-                view[:] = inner / _INT8_DEVIATION
+                view[:] = inner / deviation
             elif part.name == "mid_scale":
-                view[:] = inner * outer / _INT8_DEVIATION**2
-            elif layout.scheme != "int8":
-                shape = view[used].shape
-                view[used] = _floats(draw, shape, outer if part.name == "down" else inner, view.dtype)
-            elif part.name == "down":
-                view[channels:] = 0
+                view[:] = inner * outer / deviation**2
+            elif integers:
+                _fill(part, view, channels)
             else:
-                view[:, channels:] = 0
+                used = view[:channels] if part.name == "down" else view[:, :channels]
+                used[...] = _floats(draw, used.shape, outer if part.name == "down" else inner, view.dtype)
         packed[end:] = 0
         return packed
 
@@ -170,12 +167,45 @@ class RandomWeights:
 _INT8_DEVIATION = float(np.sqrt((128**2 - 1) / 3))
 
 
+# Nibbles uniform over -7, -5, … 7; multipliers over 8 … 15.
+_INT4_DEVIATION = float(np.sqrt((8**2 - 1) / 3 * np.mean(np.arange(8, 16) ** 2)))
+
+
+def _fill(part: Part, view: np.ndarray, channels: int) -> None:
+    """Makes drawn bytes a part of a panel: zeros beyond `channels`, multipliers in their range."""
+    down = part.name.startswith("down")
+    if part.name.endswith("_multiplier"):
+        view &= 7
+        view |= 8
+        (view[-(-channels // INT4_GROUP) :] if down else view[:, channels:])[...] = 1
+    elif part.dtype != "U8":
+        (view[channels:] if down else view[:, channels:])[...] = 0
+    elif down:
+        low, high = view[channels:], view[max(0, channels - len(view)) :]  # the halves' rows beyond `channels`
+        low &= 0xF0
+        low |= 0x08
+        high &= 0x0F
+        high |= 0x80
+    else:
+        view[:, channels:] = 0x88
+
+
+def _nibbles(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """uint8 of `shape`, two odd nibbles each."""
+    return _words(draw, shape, 0x1111111111111111)
+
+
 def _integers(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """int8 of `shape`, uniform over -127, -125, … 127."""
+    return _words(draw, shape, 0x0101010101010101).view(np.int8)
+
+
+def _words(draw: np.random.Generator, shape: tuple[int, ...], ones: int) -> np.ndarray:
+    """Random bytes of `shape` in which the bits of `ones` are set."""
     count = int(np.prod(shape))
     words = draw.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
-    words |= np.uint64(0x0101010101010101)
-    return words.view(np.int8)[:count].reshape(shape)
+    words |= np.uint64(ones)
+    return words.view(np.uint8)[:count].reshape(shape)
 
 
 def _floats(draw: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: np.dtype) -> np.ndarray:

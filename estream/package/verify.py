@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from estream.package.dense import checked_pieces
 from estream.package.files import Progress
 from estream.package.manifest import CHECKSUMS, DENSE, POOL, FileEntry, Manifest
-from estream.package.reader import Package
-
-Piece = tuple[str, int, int, int]  # label, offset, bytes, expected CRC-32
+from estream.package.reader import Package, Piece
+from estream.small_file import open_regular
 
 _CHUNK = 1 << 22
 
@@ -70,8 +68,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ve
     damaged += found
     pieces: dict[str, Iterator[Piece]] = {}
     if not found:
-        pool = len(package.pool.moe_layers) * package.pool.panels_per_layer
-        pieces = {POOL: _pool_pieces(package), DENSE: _dense_pieces(package, pool)}
+        pieces = {POOL: _pool_pieces(package), DENSE: package.dense_pieces()}
     for name, entry in manifest.files.items():
         if name != CHECKSUMS:
             damaged += _check(folder, name, entry, pieces.get(name, ()), step)
@@ -87,18 +84,13 @@ def _pool_pieces(package: Package) -> Iterator[Piece]:
             yield label, pool.panel_offset(layer, panel), pool.panel.panel_bytes, package.checksum(layer, panel)
 
 
-def _dense_pieces(package: Package, first: int) -> Iterator[Piece]:
-    for index, (label, offset, nbytes) in enumerate(checked_pieces(tuple(package.dense.values()))):
-        yield label, offset, nbytes, int(package.checksums[first + index])
-
-
 def _check(
     folder: Path, name: str, entry: FileEntry, pieces: Iterator[Piece] | tuple[()], step: Callable[[str, int], None]
 ) -> list[str]:
     """What is wrong with one file; empty if nothing is."""
     located = pieces != ()
     try:
-        with open(folder / name, "rb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as thread:
+        with open(open_regular(folder / name), "rb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as thread:
             scan = _Scan(file, name, thread, step)
             damaged = [label for label, offset, nbytes, crc in pieces if scan.crc(offset, nbytes) != crc]
             scan.rest()

@@ -14,10 +14,20 @@ import numpy as np
 from estream.errors import PackageError, UsageError
 from estream.models.base import Architecture, Family
 from estream.package.atomic import building
-from estream.package.dense import DenseTensor, checked_pieces, dense_specs, place
+from estream.package.dense import DenseTensor, checked_count, dense_specs, place
 from estream.package.files import HashedFile, Progress, safetensors_header, with_fills
-from estream.package.layout import ALIGNMENT, DTYPES, SCHEMES, PanelLayout, PoolLayout, align, default_panel_width
-from estream.package.manifest import CHECKSUMS, DENSE, MODEL, POOL, FileEntry, Manifest, check_width
+from estream.package.layout import (
+    ALIGNMENT,
+    DENSE_SCHEMES,
+    DTYPES,
+    SCHEMES,
+    PanelLayout,
+    PoolLayout,
+    align,
+    default_dense,
+    default_panel_width,
+)
+from estream.package.manifest import CHECKSUMS, DENSE, MODEL, POOL, FileEntry, Manifest, check_panel
 from estream.version import __version__
 
 
@@ -82,8 +92,8 @@ class Packing:
         arch = self.architecture
         intermediate = arch.expert_intermediate or arch.dense_intermediate
         width = default_panel_width(arch.hidden, intermediate, experts) if panel is None else panel
-        check_width(width, arch, UsageError, "--panel")
         self.panel = PanelLayout(arch.hidden, width, experts)
+        check_panel(self.panel, arch, UsageError, "--panel")
         panels = self.panel.panels(arch.expert_intermediate)
         record = panels * self.panel.panel_bytes
         self.pool_header = safetensors_header(
@@ -121,9 +131,7 @@ class Packing:
     def sizes(self) -> dict[str, int]:
         """Bytes of the three weight files."""
         last = self.dense_tensors[-1]
-        crcs = len(self.pool.moe_layers) * self.pool.panels_per_layer + sum(
-            1 for _ in checked_pieces(self.dense_tensors)
-        )
+        crcs = len(self.pool.moe_layers) * self.pool.panels_per_layer + checked_count(self.dense_tensors)
         return {
             POOL: self.pool.data_offset + self.pool.pool_bytes,
             DENSE: align(last.offset + last.nbytes),
@@ -145,11 +153,11 @@ class Packing:
 
 
 def check_schemes(experts: str, dense: str | None) -> tuple[str, str]:
-    """(experts, dense) with the default of dense, the experts' scheme, filled in. Raises UsageError."""
-    for option, scheme in (("--experts", experts), ("--dense", dense)):
-        if scheme is not None and scheme not in SCHEMES:
-            raise UsageError(f"{option}: unknown weight scheme", asked=scheme, had=", ".join(SCHEMES))
-    return experts, dense or experts
+    """(experts, dense) with the default of dense filled in. Raises UsageError."""
+    for option, scheme, known in (("--experts", experts, SCHEMES), ("--dense", dense, DENSE_SCHEMES)):
+        if scheme is not None and scheme not in known:
+            raise UsageError(f"{option}: unknown weight scheme", asked=scheme, had=", ".join(known))
+    return experts, dense or default_dense(experts)
 
 
 def write_package(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
@@ -174,6 +175,8 @@ def _load(library: Path) -> CApi:
 
 def load_capi(library: str | Path | None = None) -> CApi:
     """The API of `library` (None: the installed package's). Raises TargetError."""
+    # ONNX Runtime's own builds write a device id and usage events to ~/.cache and upload them, unless told not to.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     path = Path(library) if library is not None else find_library()
     # A bare file name is left to the system's search path, as on a phone.
     return _load(path.resolve() if path.parent != Path() or path.exists() else path)

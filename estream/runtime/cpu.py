@@ -71,7 +71,7 @@ class CpuTarget:
     def load(self, path: Path) -> CpuGraph:
         """Loads an ONNX file; the graph's name is the file's stem.
 
-        Raises TargetError: no such file, refused by ONNX Runtime, or int8 kernels that are wrong on this processor.
+        Raises TargetError: no such file, refused by ONNX Runtime, or 8-bit kernels that are wrong on this processor.
         """
         path = Path(path)
         self._check_open(f"load {path.stem}")
@@ -80,11 +80,11 @@ class CpuTarget:
         session = Session(self._api, self._environment.handle, self._options, path)
         graph = CpuGraph(path.stem, self._api, session, self._memory_info)
         self._graphs.append(graph)
-        if self.graphs == "cpu" and any(info.dtype == np.int8 for info in graph.inputs.values()):
+        if self.graphs == "cpu" and any(info.dtype in (np.int8, np.uint8) for info in graph.inputs.values()):
             fault = host_integer_fault(self._api.version)
             if fault is not None:
                 raise TargetError(
-                    f"graph {graph.name} takes int8 weights, and {fault}",
+                    f"graph {graph.name} takes integer weights, and {fault}",
                     next_step="Use the reference graphs (--reference), a newer processor or onnxruntime >= 1.32",
                 )
         return graph

@@ -115,6 +115,18 @@ def test_damage_is_named(package: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "layer" in err and "3" in err
 
 
+def test_tokenizer_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path / "checkpoint", QWEN2_MOE)  # its tokenizer.json is an empty object
+    damaged = tmp_path / "damaged.estream"
+    assert main(["pack", str(tmp_path / "checkpoint"), str(damaged), "-q"]) == 0
+    assert main(["prefill", str(damaged), "--prompt", TEXT]) == 1
+    assert "tokenizer.json: cannot be used" in capsys.readouterr().err
+    assert main(["prefill", str(damaged), "--ids", "1 2 3", "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "estream: warning: " in err and "tokens are shown by id only" in err
+    assert out.splitlines()[-4].strip().endswith("%")  # one line of id, logit and probability; no text
+
+
 def test_impossible_budget_names_the_smallest(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prefill", str(package), "--ids", "1", "--memory", "1MiB"]) == 1
     assert "smallest budget" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from estream.models.base import LayerPlan
+from estream.package.layout import default_dense
 from qnn_graphs import TARGETS, build_graphs
 from tests.support.graph_runner import architecture
 
@@ -14,11 +15,12 @@ ALWAYS = {"qkv", "attention", "expert", "gather", "scatter_add", "final_norm", "
 
 def build(target: str = "cpu", scheme: str = "int8", **options: object) -> dict[str, onnx.ModelProto]:
     arch = architecture(**options)  # type: ignore[arg-type]
-    return build_graphs(arch, experts=scheme, dense=scheme, panel_width=32, head_width=96, target=target)
+    dense = default_dense(scheme)
+    return build_graphs(arch, experts=scheme, dense=dense, panel_width=64, head_width=96, target=target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("scheme", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("scheme", ["f32", "f16", "int8", "int4"])
 def test_models_are_valid_repeatable_and_hold_no_weight(target: str, scheme: str) -> None:
     options = {"qk_norm": "head", "bias": True, "clip": 3.0, "head_dim": 12, "hidden": 2048}
     first, second = build(target, scheme, **options), build(target, scheme, **options)
@@ -53,3 +55,8 @@ def test_rows_are_quantised_once_per_tensor() -> None:
 def test_unknown_names_are_refused(target: str, scheme: str) -> None:
     with pytest.raises(ValueError, match="is none of"):
         build(target, scheme)
+
+
+def test_int4_is_a_scheme_of_experts_alone() -> None:
+    with pytest.raises(ValueError, match="'int4' is none of"):
+        build_graphs(architecture(), experts="int4", dense="int4", panel_width=64, head_width=96, target="cpu")

@@ -223,18 +223,19 @@ def test_libraries_that_are_not_the_run_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", [False, True])
-def test_int8_is_refused_where_its_kernel_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: bool
+@pytest.mark.parametrize("dtype", ["INT8", "UINT8"])  # int8 weights, int4 nibbles
+def test_integer_weights_are_refused_where_their_kernel_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, reference: bool
 ) -> None:
     identity = [helper.make_node("Identity", ["w"], ["y"])]
-    path = save(tmp_path, identity, {"w": [2]}, {"y": [2]}, onnx.TensorProto.INT8)
+    path = save(tmp_path, identity, {"w": [2]}, {"y": [2]}, onnx.TensorProto.DataType.Value(dtype))
     monkeypatch.setattr(cpu_module, "host_integer_fault", lambda version: f"{version} saturates")
     with CpuTarget(reference=reference) as target:
         if reference:
             target.load(path)
         else:
             with pytest.raises(
-                TargetError, match=r"graph scale takes int8 weights, and 1\.\d+.* saturates.*--reference"
+                TargetError, match=r"graph scale takes integer weights, and 1\.\d+.* saturates.*--reference"
             ):
                 target.load(path)
 

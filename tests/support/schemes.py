@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from estream.package.layout import PanelLayout
+from estream.package.quantise import part_views
+
 
 def pack(weight: np.ndarray, scheme: str) -> tuple[np.ndarray, np.ndarray | None]:
     """A float weight [K, N] in a scheme; for int8 also the float32 scale of each output channel."""
@@ -16,6 +19,23 @@ def pack(weight: np.ndarray, scheme: str) -> tuple[np.ndarray, np.ndarray | None
 def dequantised(weight: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
     """Float64 values of a packed weight."""
     return weight.astype(np.float64) * (1.0 if scale is None else scale.astype(np.float64))
+
+
+def unpack_int4(packed: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
+    """Nibbles [K/2, N] and multipliers [K/32, N] → integers [K, N], row by row as the format says."""
+    half = len(packed)
+    rows = [(packed[k] & 15 if k < half else packed[k - half] >> 4).astype(np.int64) - 8 for k in range(2 * half)]
+    return np.stack([row * multiplier[k // 32].astype(np.int64) for k, row in enumerate(rows)])
+
+
+def panel_numbers(layout: PanelLayout, panel: np.ndarray) -> dict[str, np.ndarray]:
+    """A packed panel's matrices and scales, float64; int4 unpacked to the integers that scales multiply."""
+    views = part_views(layout, panel)
+    numbers = {name: view.astype(np.float64) for name, view in views.items() if not name.endswith("_multiplier")}
+    if layout.scheme == "int4":
+        for name in ("gate", "up", "down"):
+            numbers[name] = unpack_int4(views[name], views[f"{name}_multiplier"]).astype(np.float64)
+    return numbers
 
 
 def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

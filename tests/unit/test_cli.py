@@ -99,8 +99,8 @@ def test_errors_are_one_line(failing: Callable[..., int], capsys: pytest.Capture
 
 
 def test_errors_leave_stdout_clean_with_json(failing: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert failing(PackageError("damaged"), "--json") == 1
-    assert capsys.readouterr() == ("", "estream: error: damaged\n")
+    assert failing(PackageError("damaged", next_step="Pack it again"), "--json") == 1
+    assert capsys.readouterr() == ("", "estream: error: damaged. Pack it again\n")
 
 
 def test_system_errors_name_the_file(failing: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

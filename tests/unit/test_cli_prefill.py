@@ -123,7 +123,7 @@ class Words:
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     dense = {item.name: item for item in place(dense_specs(ARCHITECTURE, "f32", POOL.panel), 0)}
-    package = SimpleNamespace(architecture=ARCHITECTURE, pool=POOL, dense=dense)
+    package = SimpleNamespace(architecture=ARCHITECTURE, pool=POOL, dense=dense, check_unchanged=lambda: None)
     monkeypatch.setattr("estream.package.reader.Package", SimpleNamespace(open=lambda path: package))
     monkeypatch.setattr("estream.engine.Engine", FakeEngine)
     monkeypatch.setattr(FakeEngine, "error", None)

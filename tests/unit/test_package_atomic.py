@@ -201,6 +201,6 @@ def test_second_rename_that_fails_puts_the_old_one_back(tmp_path: Path, monkeypa
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(PermissionError):
+    with pytest.raises(PackageError, match="packing failed: no"):
         make(tmp_path / "m", "new", force=True)
     assert content(tmp_path / "m") == "old" and os.listdir(tmp_path) == ["m"]

@@ -37,18 +37,19 @@ def test_embedding_rows(tmp_path: Path, dense: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Packing, "graphs", lambda self: {})
     weights = write_checkpoint(tmp_path / "in", QWEN2_MOE)["model.embed_tokens.weight"]
     pack(tmp_path / "in", tmp_path / "out", experts="f32", dense=dense)
-    rows = Package.open(tmp_path / "out").embedding_rows(np.array([49, 0, 7, 49, 7]))
+    with Package.open(tmp_path / "out").open_embedding() as embedding:
+        rows = embedding.rows(np.array([49, 0, 7, 49, 7]))
     expected = weights[[49, 0, 7, 49, 7]]
     assert rows.dtype == np.float32 and rows.flags.c_contiguous
     assert np.array_equal(rows, expected if dense == "f32" else expected.astype(np.float16).astype(np.float32))
 
 
 def test_embedding_rows_of_nothing_and_of_bad_ids(folder: Path) -> None:
-    package = Package.open(folder)
-    assert package.embedding_rows(np.array([], np.int64)).shape == (0, 32)
-    for bad in (-1, 50):
-        with pytest.raises(PromptError, match=f"asked {bad}, had 0 to 49"):
-            package.embedding_rows(np.array([1, bad]))
+    with Package.open(folder).open_embedding() as embedding:
+        assert embedding.rows(np.array([], np.int64)).shape == (0, 32)
+        for bad in (-1, 50):
+            with pytest.raises(PromptError, match=f"asked {bad}, had 0 to 49"):
+                embedding.rows(np.array([1, bad]))
 
 
 def test_checksums_are_those_of_the_panels(folder: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from estream.errors import CheckpointError
 from estream.package.layout import PanelLayout
 from estream.package.quantise import panel_bytes, part_views, to_float, to_int8
+from tests.support.schemes import panel_numbers
 
 NAMES = ("gate.weight", "up.weight", "down.weight")
 
@@ -41,12 +42,12 @@ def test_int8_of_zero_and_of_tiny_channels_has_no_nan() -> None:
 
 @pytest.mark.parametrize("value, word", [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
 @pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("scheme", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("scheme", ["f32", "f16", "int8", "int4"])
 def test_weights_that_are_not_finite_are_refused_by_name(scheme: str, place: int, value: float, word: str) -> None:
-    parts = [np.ones((32, 32), np.float32) for _ in range(3)]
+    parts = [np.ones((64, 64), np.float32) for _ in range(3)]
     parts[place][3, 4] = value
     with pytest.raises(CheckpointError, match=f"{NAMES[place]} holds {word}"):
-        panel_bytes(PanelLayout(32, 32, scheme), parts[0], parts[1], parts[2], NAMES)
+        panel_bytes(PanelLayout(64, 64, scheme), parts[0], parts[1], parts[2], NAMES)
 
 
 def test_f16_overflow_is_refused_by_name() -> None:
@@ -55,10 +56,11 @@ def test_f16_overflow_is_refused_by_name() -> None:
         to_float(np.array([0, -65520], np.float32), "F16", "big.w")
 
 
-def test_int8_scales_that_multiply_to_infinity_are_refused() -> None:
-    large = np.full((32, 32), 1e30, np.float32)
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_scales_that_multiply_to_infinity_are_refused(scheme: str) -> None:
+    large = np.full((64, 64), 1e30, np.float32)
     with pytest.raises(CheckpointError, match=r"up\.weight and down\.weight"):
-        panel_bytes(PanelLayout(32, 32, "int8"), large, large, large, NAMES)
+        panel_bytes(PanelLayout(64, 64, scheme), large, large, large, NAMES)
 
 
 def expert(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
@@ -68,21 +70,22 @@ def expert(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) ->
 
 def from_panel(layout: PanelLayout, panel: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The formula of `PanelLayout`, in float64, from packed bytes."""
-    part = {name: view.astype(np.float64) for name, view in part_views(layout, panel).items()}
+    part = panel_numbers(layout, panel)
     a = x @ part["gate"] * part.get("gate_scale", 1)
     return (a / (1 + np.exp(-a)) * (x @ part["up"]) * part.get("mid_scale", 1)) @ part["down"]
 
 
-@pytest.mark.parametrize("scheme, tolerance", [("f32", 1e-12), ("f16", 1e-3), ("int8", 0.02)])
+@pytest.mark.parametrize("scheme, tolerance", [("f32", 1e-12), ("f16", 1e-3), ("int8", 0.02), ("int4", 0.2)])
 def test_an_expert_is_the_sum_of_its_panels(scheme: str, tolerance: float) -> None:
-    hidden, intermediate, layout = 64, 80, PanelLayout(64, 32, scheme)
+    hidden, intermediate, width = 64, 80, 64 if scheme == "int4" else 32
+    layout = PanelLayout(hidden, width, scheme)
     draw = np.random.default_rng(5)
     x = draw.standard_normal((7, hidden))
     gate, up = (draw.standard_normal((hidden, intermediate)).astype(np.float32) / 8 for _ in range(2))
     down = draw.standard_normal((intermediate, hidden)).astype(np.float32) / 8
     total = np.zeros((7, hidden))
-    for start in range(0, intermediate, 32):
-        cut = slice(start, min(start + 32, intermediate))  # the last panel has 16 channels
+    for start in range(0, intermediate, width):
+        cut = slice(start, min(start + width, intermediate))  # the last panel has 16 channels
         panel = panel_bytes(layout, gate[:, cut], up[:, cut], down[cut], NAMES)
         assert panel.nbytes == layout.panel_bytes and panel.nbytes % 16384 == 0
         total += from_panel(layout, panel, x)

@@ -9,11 +9,11 @@ import pytest
 from estream.errors import UsageError
 from estream.models import family
 from estream.package.presets import PRESETS, preset_config
-from estream.package.quantise import part_views
 from estream.package.reader import DenseTensor, Package
 from estream.package.synth import RandomWeights, synthesize
 from estream.package.verify import verify
 from estream.package.writer import Packing
+from tests.support.schemes import panel_numbers
 
 TINY: dict[str, Any] = {
     "model_type": "qwen2_moe",
@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 512,
     "use_sliding_window": False,
 }
-SCHEMES = ["f32", "f16", "int8"]
+SCHEMES = ["f32", "f16", "int8", "int4"]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def expert_parts(package: Package, layer: int, expert: int) -> dict[str, np.ndar
     pool = package.pool
     start = pool.panel_offset(layer, expert * pool.panels_per_expert)
     panel = np.fromfile(package.experts_file, np.uint8, pool.panel.panel_bytes, offset=start)
-    return {name: view.astype(np.float32) for name, view in part_views(pool.panel, panel).items()}
+    return panel_numbers(pool.panel, panel)
 
 
 def expert(part: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -119,7 +119,8 @@ def test_activations_keep_their_size_through_the_experts(tmp_path: Path, scheme:
 
 def test_routing_is_spread_over_all_experts(tmp_path: Path) -> None:
     package = made(tmp_path / "a")
-    hidden = package.embedding_rows(np.arange(900))
+    with package.open_embedding() as embedding:
+        hidden = embedding.rows(np.arange(900))
     normed = hidden / np.sqrt((hidden**2).mean(axis=1, keepdims=True))
     for layer in range(4):
         choice = package.family.route(normed @ matrix(package, f"layers.{layer}.router"))
@@ -134,11 +135,13 @@ def test_routing_is_spread_over_all_experts(tmp_path: Path) -> None:
 def test_experts_of_several_panels_follow_the_same_recipe(scheme: str) -> None:
     """An intermediate of several panels: the last is partly fill, down is scaled by the whole intermediate."""
     model = family("qwen2_moe").from_config(TINY)
-    packing = Packing(model, scheme, None, 32, {"kind": "checkpoint"})
-    panels = [panel for panel, _ in zip(RandomWeights(packing, 0).experts(), range(3), strict=False)]
-    parts = [{n: v.astype(np.float32) for n, v in part_views(packing.panel, panel).items()} for panel in panels]
-    assert parts[2]["gate"][:, :16].any() and not parts[2]["gate"][:, 16:].any()
-    assert parts[2]["down"][:16].any() and not parts[2]["down"][16:].any()
+    width = 64 if scheme == "int4" else 32
+    packing = Packing(model, scheme, None, width, {"kind": "checkpoint"})
+    count, last = -(-80 // width), 80 % width
+    panels = [panel for panel, _ in zip(RandomWeights(packing, 0).experts(), range(count), strict=False)]
+    parts = [panel_numbers(packing.panel, panel) for panel in panels]
+    assert parts[-1]["gate"][:, :last].all() and not parts[-1]["gate"][:, last:].any()
+    assert parts[-1]["down"][:last].all() and not parts[-1]["down"][last:].any()
     x = np.random.default_rng(1).standard_normal((200, 128)).astype(np.float32)
     y = np.sum([expert(part, x) for part in parts], axis=0)
     assert np.sqrt((y**2).mean()) == pytest.approx((2 * 4) ** -0.5, rel=0.2)
