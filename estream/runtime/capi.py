@@ -57,6 +57,13 @@ _CHECKED: dict[str, tuple[int, tuple[Any, ...]]] = {
     "DisablePerSessionThreads": (120, (c_void_p,)),
     "CreateThreadingOptions": (121, (_Handle,)),
     "AddSessionConfigEntry": (130, (c_void_p, _Name, _Name)),
+    "RegisterExecutionProviderLibrary": (301, (c_void_p, _Name, _Name)),
+    "UnregisterExecutionProviderLibrary": (302, (c_void_p, _Name)),
+    "GetEpDevices": (303, (c_void_p, c_void_p, POINTER(c_size_t))),
+    "SessionOptionsAppendExecutionProvider_V2": (
+        304,
+        (c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_char_p), POINTER(c_char_p), c_size_t),
+    ),
     "SetGlobalIntraOpNumThreads": (147, (c_void_p, c_int)),
     "SetGlobalInterOpNumThreads": (148, (c_void_p, c_int)),
     "SetGlobalSpinControl": (149, (c_void_p, c_int)),
@@ -73,6 +80,7 @@ _RELEASES = {
     "ReleaseThreadingOptions": 122,
 }
 _GET_ERROR_MESSAGE = 2
+_EP_NAME = 312  # EpDevice_EpName
 
 # ONNXTensorElementDataType
 ELEMENT_TYPES: dict[int, np.dtype] = {
@@ -124,6 +132,7 @@ class CApi:
         self._message = self._function(_GET_ERROR_MESSAGE, c_char_p, c_void_p)
         self._release = {name: self._function(index, None, c_void_p) for name, index in _RELEASES.items()}
         self._checked = {name: self._function(index, c_void_p, *types) for name, (index, types) in _CHECKED.items()}
+        self._ep_name = self._function(_EP_NAME, c_char_p, c_void_p)
         # session, run options, input names, inputs, count, output names, count, outputs → status; see `status_error`
         self.run = self._function(_RUN[0], c_void_p, *_RUN[1])
 
@@ -149,6 +158,13 @@ class CApi:
         if handle.value is None:
             raise TargetError(f"{what}: ONNX Runtime returned no object from {name}")
         return handle.value
+
+    def provider_devices(self, environment: int, provider: str) -> list[int]:
+        """The environment's devices of one execution provider; owned by the environment."""
+        devices, count = POINTER(c_void_p)(), c_size_t()
+        self.call("GetEpDevices", environment, ctypes.byref(devices), ctypes.byref(count), what="execution providers")
+        handles = [devices[index] for index in range(count.value)]
+        return [handle for handle in handles if self._ep_name(handle) == provider.encode()]
 
     def release(self, kind: str, handle: int | None) -> None:
         """`release("Session", handle)`. Null is ignored."""

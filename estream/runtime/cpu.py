@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
 from estream.errors import TargetError
-from estream.runtime.capi import CApi, load_capi
-from estream.runtime.environment import Environment
-from estream.runtime.memory import HostMemory
+from estream.runtime.graph import OrtGraph
+from estream.runtime.ort import OrtTarget
 from estream.runtime.processor import host_integer_fault
-from estream.runtime.session import Session, Tensor
-from estream.runtime.target import Buffer, TensorInfo
 
 MAX_ROWS = 512  # rows per dispatch: more gain nothing, and scratch memory grows with them
-MAX_VALUES = 4096  # cached tensor handles per graph
 
 
-class CpuTarget:
-    """Graphs on the CPU. One thread at a time may use a target; other threads are free while a graph runs.
-
-    Args:
-        threads: compute threads, the calling one included; None: one per core that this process may use.
-        reference: names the package's reference graphs as this target's graphs.
-        library: libonnxruntime.so; None: the installed package's.
-    """
+class CpuTarget(OrtTarget):
+    """Graphs on the CPU. `reference` names the package's reference graphs as this target's graphs."""
 
     name = "cpu"
     max_rows = MAX_ROWS
@@ -38,48 +23,12 @@ class CpuTarget:
     def __init__(
         self, *, threads: int | None = None, reference: bool = False, library: str | Path | None = None
     ) -> None:
+        super().__init__(threads=threads, library=library)
         self.graphs = "reference" if reference else "cpu"
-        self.threads = threads if threads is not None else len(os.sched_getaffinity(0))
-        self._api = load_capi(library)
-        self._memory = HostMemory()
-        self._graphs: list[CpuGraph] = []
-        with ExitStack() as resources:  # released in the opposite order
-            self._environment = Environment(self._api, self.threads)
-            resources.callback(self._environment.close)
-            self._options = self._environment.session_options()
-            resources.callback(self._api.release, "SessionOptions", self._options)
-            # device allocator (0), default memory type (0): memory that ONNX Runtime neither made nor frees
-            self._memory_info = self._api.create("CreateCpuMemoryInfo", 0, 0, what="memory info")
-            resources.callback(self._api.release, "MemoryInfo", self._memory_info)
-            resources.callback(self._memory.close)
-            self._resources: ExitStack | None = resources.pop_all()
 
-    @property
-    def runtime_version(self) -> str:
-        """Version of ONNX Runtime."""
-        return self._api.version
-
-    @property
-    def allocated_bytes(self) -> int:
-        return self._memory.nbytes
-
-    def allocate(self, nbytes: int, label: str) -> Buffer:
-        """Page-aligned zeroed memory, committed when touched. Raises TargetError."""
-        self._check_open(f"allocate {label}")
-        return self._memory.allocate(nbytes, label)
-
-    def load(self, path: Path) -> CpuGraph:
-        """Loads an ONNX file; the graph's name is the file's stem.
-
-        Raises TargetError: no such file, refused by ONNX Runtime, or 8-bit kernels that are wrong on this processor.
-        """
-        path = Path(path)
-        self._check_open(f"load {path.stem}")
-        if not path.is_file():
-            raise TargetError(f"graph {path.stem}: no file {path}", next_step="Pack the model again")
-        session = Session(self._api, self._environment.handle, self._options, path)
-        graph = CpuGraph(path.stem, self._api, session, self._memory_info)
-        self._graphs.append(graph)
+    def load(self, path: Path) -> OrtGraph:
+        """Also raises TargetError where 8-bit kernels are wrong on this processor."""
+        graph = super().load(path)
         if self.graphs == "cpu" and any(info.dtype in (np.int8, np.uint8) for info in graph.inputs.values()):
             fault = host_integer_fault(self._api.version)
             if fault is not None:
@@ -88,139 +37,3 @@ class CpuTarget:
                     next_step="Use the reference graphs (--reference), a newer processor or onnxruntime >= 1.32",
                 )
         return graph
-
-    def close(self) -> None:
-        """Releases tensor handles and sessions, then memory, then the run time. Twice is harmless."""
-        resources, self._resources = self._resources, None
-        if resources is None:
-            return
-        while self._graphs:
-            self._graphs.pop().close()
-        resources.close()
-
-    def __enter__(self) -> CpuTarget:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self, what: str) -> None:
-        if self._resources is None:
-            raise TargetError(f"cannot {what}: the target is closed")
-
-
-class CpuGraph:
-    """A loaded graph with its bindings. Obtained from `CpuTarget.load`, closed with the target."""
-
-    def __init__(self, name: str, api: CApi, session: Session, memory_info: int) -> None:
-        self.name = name
-        self._api = api
-        self._memory_info = memory_info
-        self._session: Session | None = session
-        tensors = [*session.inputs, *session.outputs]
-        self.inputs: Mapping[str, TensorInfo] = MappingProxyType(
-            {tensor.name: tensor.info for tensor in session.inputs}
-        )
-        self.outputs: Mapping[str, TensorInfo] = MappingProxyType(
-            {tensor.name: tensor.info for tensor in session.outputs}
-        )
-        self._tensors = {tensor.name: (index, tensor) for index, tensor in enumerate(tensors)}
-        # What Run takes, made once: names, and the array of handles that `bind` fills in (inputs, then outputs).
-        self._handles = (ctypes.c_void_p * len(tensors))()
-        self._names = (ctypes.c_char_p * len(tensors))(*(tensor.name.encode() for tensor in tensors))
-        count, size = len(session.inputs), ctypes.sizeof(ctypes.c_void_p)
-        names, handles = ctypes.addressof(self._names), ctypes.addressof(self._handles)
-        self._arguments = (
-            *(session.handle, None, names, handles, count),
-            *(names + count * size, len(session.outputs), handles + count * size),
-        )
-        self._rows: list[int | None] = [None] * len(tensors)
-        self._values: dict[tuple[int, int, int | None], int] = {}  # (tensor, address, rows) → handle
-        self._unchecked = True
-
-    def bind(self, name: str, buffer: Buffer, rows: int | None = None) -> None:
-        """Binds an input or output at a buffer's address; `rows` is its symbolic dimension's value.
-
-        Raises TargetError: unknown name, rows missing or not wanted, buffer too small, target closed.
-        """
-        found = self._tensors.get(name)
-        if found is None or self._session is None:
-            raise self._refused(name)
-        index, tensor = found
-        key = (index, buffer.address, rows)
-        handle = self._values.get(key)
-        if handle is None or buffer.nbytes < tensor.nbytes(rows):
-            handle = self._make(key, tensor, buffer)
-        if self._rows[index] != rows or not self._handles[index]:
-            self._rows[index] = rows
-            self._unchecked = True
-        self._handles[index] = handle
-
-    def run(self) -> None:
-        """Runs with the current bindings; returns when the outputs are written. Raises TargetError."""
-        if self._unchecked:
-            self._check()
-        status = self._api.run(*self._arguments)
-        if status:
-            raise TargetError(f"graph {self.name}: {self._api.status_error(status)}")
-
-    def close(self) -> None:
-        """Releases tensor handles, then the session. Twice is harmless."""
-        session, self._session = self._session, None
-        if session is None:
-            return
-        self._unchecked = True
-        self._release_values(keep=frozenset())
-        session.close()
-
-    def _make(self, key: tuple[int, int, int | None], tensor: Tensor, buffer: Buffer) -> int:
-        _, address, rows = key
-        where = f"graph {self.name}, tensor {tensor.name}"
-        if (rows is None) == tensor.symbolic:
-            state = "missing" if rows is None else "not wanted"
-            raise TargetError(f"{where}: rows {state}", asked=rows, had=list(tensor.info.shape))
-        if rows is not None and rows < 1:
-            raise TargetError(f"{where}: rows must be at least 1", asked=rows)
-        nbytes = tensor.nbytes(rows)
-        if nbytes > buffer.nbytes:
-            raise TargetError(f"{where}: the buffer is too small", asked=f"{nbytes} bytes", had=buffer.nbytes)
-        if len(self._values) >= MAX_VALUES:
-            self._release_values(keep=frozenset(handle for handle in self._handles if handle))
-        shape_array = (ctypes.c_int64 * len(tensor.info.shape))(*tensor.shape(rows))
-        handle = self._api.create(
-            "CreateTensorWithDataAsOrtValue",
-            *(self._memory_info, address, nbytes, shape_array, len(shape_array), tensor.element_type),
-            what=where,
-        )
-        self._values[key] = handle
-        return handle
-
-    def _release_values(self, keep: frozenset[int]) -> None:
-        for key, handle in list(self._values.items()):
-            if handle not in keep:
-                del self._values[key]
-                self._api.release("Value", handle)
-
-    def _check(self) -> None:
-        """All tensors bound, and one number of rows per symbolic dimension: a mismatch could broadcast in silence."""
-        if self._session is None:
-            raise TargetError(f"cannot run graph {self.name}: the target is closed")
-        seen: dict[str, tuple[str, int | None]] = {}
-        for name, (index, tensor) in self._tensors.items():
-            if not self._handles[index]:
-                raise TargetError(f"graph {self.name}: tensor {name} is not bound", next_step="Bind it before run")
-            if tensor.symbol is None:
-                continue
-            first, rows = seen.setdefault(tensor.symbol, (name, self._rows[index]))
-            if rows != self._rows[index]:
-                raise TargetError(
-                    f"graph {self.name}: {tensor.symbol} of {name} differs from that of {first}",
-                    asked=self._rows[index],
-                    had=rows,
-                )
-        self._unchecked = False
-
-    def _refused(self, name: str) -> TargetError:
-        if self._session is None:
-            return TargetError(f"cannot bind {name} of graph {self.name}: the target is closed")
-        return TargetError(f"graph {self.name} has no tensor {name}", had=", ".join(self._tensors))

@@ -15,6 +15,7 @@ from onnx import helper
 from estream.errors import TargetError, UsageError
 from estream.runtime import Buffer, Graph, open_target
 from estream.runtime import cpu as cpu_module
+from estream.runtime import graph as graph_module
 from estream.runtime.capi import find_library, load_capi
 from estream.runtime.cpu import CpuTarget
 from estream.runtime.processor import integer_fault
@@ -175,7 +176,7 @@ def test_the_run_times_own_error_names_the_graph(
 
 
 def test_cached_handles_are_bounded(target: CpuTarget, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_module, "MAX_VALUES", 8)
+    monkeypatch.setattr(graph_module, "MAX_VALUES", 8)
     graph = target.load(path)
     x, _, y = bind(target, graph, 1)
     for step in range(100):
