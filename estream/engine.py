@@ -18,6 +18,7 @@ from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
 from estream.layers.head import Head, LogitsSink
 from estream.layers.loop import LayerLoop
+from estream.layers.observe import Observer
 from estream.layers.state import State
 from estream.layers.weights import DenseWeights
 from estream.package.reader import Package
@@ -185,11 +186,13 @@ class Engine:
         logits: str | None = "last",
         hidden: bool = False,
         logits_sink: LogitsSink | None = None,
+        observe: Observer | None = None,
     ) -> PrefillResult:
         """Runs the prompt `ids` (at least one token) through the model.
 
         logits: "last" → float32 [V], "all" → float32 [N, V], None → none. logits_sink: with "all", receives
         (row, column, block) pieces instead of an array being built. hidden: also return the final-normed hidden states.
+        observe: called after each graph with its outputs, which it may replace (`estream.layers.observe`).
         Raises PromptError, FlashError, NumericError, TargetError, ClosedError.
         """
         if logits not in ("last", "all", None):
@@ -203,7 +206,7 @@ class Engine:
                 raise ClosedError("the engine is closed", next_step="Open a new Engine")
             self._busy = True
             try:
-                return self._prefill(tokens, logits, hidden, logits_sink, started)
+                return self._prefill(tokens, logits, hidden, logits_sink, observe, started)
             except MemoryError as error:
                 self._experts.abort()
                 raise _out_of_memory(f"a prefill of {len(tokens)} tokens") from error
@@ -216,7 +219,13 @@ class Engine:
                     self._cleanup.close()
 
     def _prefill(
-        self, ids: np.ndarray, logits: str | None, hidden: bool, sink: LogitsSink | None, started: float
+        self,
+        ids: np.ndarray,
+        logits: str | None,
+        hidden: bool,
+        sink: LogitsSink | None,
+        observe: Observer | None,
+        started: float,
     ) -> PrefillResult:
         state, arch, tokens = self._state, self.package.architecture, len(ids)
         watch = Stopwatch(self._trace)
@@ -225,12 +234,15 @@ class Engine:
         self._experts.begin()
         with watch("embed_s", "embedding"):
             state.hidden[:tokens] = self._embedding.rows(ids)
-        self._loop.run(tokens, self._experts, watch)
+        self._loop.run(tokens, self._experts, watch, observe)
         answer: np.ndarray | None = None
         with watch("head_s", "output head"):
             first = 0 if logits == "all" or hidden else tokens - 1
             if logits or hidden:
                 self._head.normalise(first, tokens)
+                if observe:
+                    arrays = {"normed": state.normed[first:tokens]}
+                    observe(len(arch.layers), "final_norm", slice(first, tokens), arrays)
             if logits:
                 start = 0 if logits == "all" else tokens - 1
                 if sink is None:

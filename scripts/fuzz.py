@@ -30,31 +30,29 @@ HANG_S = 10.0
 MEMORY_BYTES = 8 << 30  # of address space: a memory bomb must fail here, not take the machine
 
 
-def work(name: str, seed: int, first: int, count: int, state: Any, results: Any) -> None:
+def work(name: str, seed: int, first: int, count: int, folder: Path, state: Any, results: Any) -> None:
     """Judges the inputs and sends what was found. `state`: number of the input, and when it began."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     counts: Counter[str] = Counter()
     slowest = (0.0, -1)
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        form = FORMATS[name](Path(folder) / name)
-        results.put(("ready", None))
-        for number in range(first, first + count):
-            data = form.make(generator(seed, number))
-            started = time.monotonic()
-            state[0], state[1] = float(number), started
-            try:
-                refused = form.judge(data)
-                counts["accepted" if refused is None else "refused"] += 1
-            except BaseException as problem:
-                results.put(("finding", (number, f"{type(problem).__name__}: {str(problem)[:300]}")))
-                counts["findings"] += 1
-            state[1] = 0.0
-            slowest = max(slowest, (time.monotonic() - started, number))
+    form = FORMATS[name](folder)
+    results.put(("ready", None))
+    for number in range(first, first + count):
+        data = form.make(generator(seed, number))
+        started = time.monotonic()
+        state[0], state[1] = float(number), started
+        try:
+            refused = form.judge(data)
+            counts["accepted" if refused is None else "refused"] += 1
+        except BaseException as problem:
+            results.put(("finding", (number, f"{type(problem).__name__}: {str(problem)[:300]}")))
+            counts["findings"] += 1
+        state[1] = 0.0
+        slowest = max(slowest, (time.monotonic() - started, number))
     results.put(("done", (counts, slowest)))
 
 
-def fuzz(name: str, seed: int, count: int) -> bool:
+def fuzz(name: str, seed: int, count: int, folder: Path) -> bool:
     """Fuzzes one format and prints what came of it. True if nothing was found."""
     context = multiprocessing.get_context("fork")
     state = multiprocessing.sharedctypes.RawArray("d", 2)
@@ -63,7 +61,9 @@ def fuzz(name: str, seed: int, count: int) -> bool:
     slowest = (0.0, -1)
     while first < count:
         results = context.SimpleQueue()
-        child = context.Process(target=work, args=(name, seed, first, count - first, state, results))
+        child = context.Process(
+            target=work, args=(name, seed, first, count - first, folder / f"{name}-{first}", state, results)
+        )
         state[0], state[1] = float(first), 0.0
         child.start()
         done = ready = False
@@ -119,7 +119,9 @@ def main() -> int:
             print(f"{len(data)} bytes: {data[:2000]!r}")
             print(form.judge(data) or "accepted")
         return 0
-    return 0 if all([fuzz(name, args.seed, args.count) for name in names]) else 1
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:  # ours: a child may be killed
+        return 0 if all([fuzz(name, args.seed, args.count, Path(folder)) for name in names]) else 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from estream.layers.observe import Observer
 from estream.layers.state import State
 from estream.layers.weights import DenseWeights, bind_weights
 from estream.models.base import LayerPlan
@@ -27,7 +28,9 @@ class AttentionLayers:
         self._attention = {window: load(attention_graph(window)) for window in {plan.window for plan in arch.layers}}
         self._closing = {ffn: load(closing_graph(ffn)) for ffn in {plan.ffn for plan in arch.layers}}
 
-    def run(self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray) -> None:
+    def run(
+        self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray, observe: Observer | None = None
+    ) -> None:
         """`cos`, `sin`: float32 [tokens, head_dim / 2] of the tokens' positions.
 
         Raises NumericError when the layer's input or output is not finite.
@@ -51,9 +54,13 @@ class AttentionLayers:
             state.load(sin, "sin", start, rows)
             self._bind(self._qkv, rows, hidden="hidden", cos="cos", sin="sin", q_out="q", k_out="k", v_out="v")
             self._qkv.run()
+            if observe:
+                observe(plan.index, "qkv", piece, {name: state.view(name, rows) for name in "qkv"})
             state.set_keys(start + rows)
             self._bind(attention, rows, q_in="q", k_in="k", v_in="v", attn="attn")
             attention.run()
+            if observe:
+                observe(plan.index, "attention", piece, {"attn": state.view("attn", rows)})
             self._bind(closing, rows, attn="attn", hidden="hidden", hidden_out="hidden", normed="normed")
             if plan.ffn == "moe":
                 self._bind(closing, rows, logits="logits")

@@ -34,6 +34,7 @@ class ExpertRunner:
         self._y = target.allocate(self.rows * hidden * 4, "tile y")
         self._gates = target.allocate(self.rows * 4, "tile gates")
         self._index = target.allocate(self.rows * 8, "tile rows")
+        self._y_view = self._y.array(np.float32, (self.rows, hidden))
         self._gates_view = self._gates.array(np.float32, (self.rows,))
         self._index_view = self._index.array(np.int64, (self.rows,))
 
@@ -48,6 +49,10 @@ class ExpertRunner:
         """`panel`: panel_bytes of target memory in the layout of PanelLayout; bound where it lies, never copied."""
         for part in self._parts:
             self._expert.bind(part.name, panel.part(part.offset, part.nbytes))
+
+    def y(self, rows: int) -> np.ndarray:
+        """What the last dispatch gave for its first rows, float32 [rows, H]."""
+        return self._y_view[:rows]
 
     def run(self, tile: Tile) -> None:
         """One dispatch of the bound panel."""

@@ -59,6 +59,10 @@ class State:
         self.nbytes += nbytes
         return self._target.allocate(nbytes, label)
 
+    def view(self, name: str, rows: int) -> np.ndarray:
+        """The first rows of a block buffer, float32."""
+        return self._views[name][:rows]
+
     def load(self, source: np.ndarray, name: str, start: int, rows: int) -> None:
         """Copies rows of a host array into a block buffer."""
         view = self._views[name][:rows]
