@@ -34,7 +34,7 @@ from qnn_graphs.htp.weights import CHUNK_ELEMENTS
 
 DDR_BYTES_PER_S, FLOPS, DISPATCH_S, SPILL_FACTOR = 60e9, 8e12, 100e-6, 4
 LADDER = ((16, 32), (4, 128), (2, 256))
-PROBE = (2, 256)
+INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # unpacking makes long run lists
 TOKENS = 1000
 FINALISTS = 2
 
@@ -89,7 +89,11 @@ def candidates(shape: Shape, scheme: str) -> Iterator[ExpertGraph]:
     """Panels from the whole expert down to 256 channels, two chunk counts, both tile formats where there are two."""
     for panels in range(1, shape.intermediate // 256 + 1):
         width = -(-shape.intermediate // panels // 64) * 64
-        if width > 2048 or (panels > 1 and -(-shape.intermediate // width) != panels):
+        if (
+            width > 2048
+            or (scheme == "int4" and shape.hidden * width > 1 << 22)
+            or (panels > 1 and -(-shape.intermediate // width) != panels)
+        ):
             continue
         if width * panels > 1.05 * shape.intermediate:
             continue
@@ -145,16 +149,17 @@ def layer(
 
 def search(cache: Cache, shape: Shape, scheme: str, soc: str) -> dict[str, Any] | None:
     """The best candidate with its rungs, or None if none compiles."""
-    probed = []
+    ladder, probed = INT4_LADDER if scheme == "int4" else LADDER, []
     for candidate in candidates(shape, scheme):
-        spec = replace(candidate, slots=PROBE[0], rows=PROBE[1])
+        slots, rows = ladder[-1]
+        spec = replace(candidate, slots=slots, rows=rows)
         report = cache.report(spec, soc)
         if "refused" not in report:
             panels = -(-shape.intermediate // spec.width)
             probed.append((panels * dispatch_seconds(spec, report), len(probed), candidate))
     best: dict[str, Any] | None = None
     for _, _, candidate in sorted(probed)[:FINALISTS]:
-        specs = {rows: replace(candidate, slots=slots, rows=rows) for slots, rows in LADDER}
+        specs = {rows: replace(candidate, slots=slots, rows=rows) for slots, rows in ladder}
         reports = {rows: cache.report(spec, soc) for rows, spec in specs.items()}
         if any("refused" in report for report in reports.values()):
             continue

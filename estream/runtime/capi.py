@@ -159,12 +159,16 @@ class CApi:
             raise TargetError(f"{what}: ONNX Runtime returned no object from {name}")
         return handle.value
 
-    def provider_devices(self, environment: int, provider: str) -> list[int]:
-        """The environment's devices of one execution provider; owned by the environment."""
+    def devices(self, environment: int) -> list[tuple[int, str]]:
+        """(device, name of its execution provider) of an environment, which owns them."""
         devices, count = POINTER(c_void_p)(), c_size_t()
         self.call("GetEpDevices", environment, ctypes.byref(devices), ctypes.byref(count), what="execution providers")
         handles = [devices[index] for index in range(count.value)]
-        return [handle for handle in handles if self._ep_name(handle) == provider.encode()]
+        return [(handle, self._ep_name(handle).decode()) for handle in handles]
+
+    def provider_devices(self, environment: int, provider: str) -> list[int]:
+        """The environment's devices of one execution provider."""
+        return [device for device, name in self.devices(environment) if name == provider]
 
     def release(self, kind: str, handle: int | None) -> None:
         """`release("Session", handle)`. Null is ignored."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from .llama_gguf import Llama, LlamaConfig, LlamaLayer
 
-# Called per layer with the hidden state that the feed-forward result is added to [N, H], its normed form [N, H], and the
-# activations silu(gate) * up [N, I].
+# Called per layer with the hidden state that the feed-forward result is added to [N, H], its normed form [N, H],
+# and the activations silu(gate) * up [N, I].
 Observer = Callable[[int, np.ndarray, np.ndarray, np.ndarray], None]
 
 

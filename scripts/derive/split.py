@@ -1,7 +1,7 @@
 """Cuts a feed-forward layer's neurons into one shared expert and E balanced routed experts.
 
-The strength of neuron i for a token is |activation_i| * |down column i|, the length of what it adds to the hidden state,
-over the length of that hidden state: what is added to a long vector matters less.
+The strength of neuron i for a token is |activation_i| * |down column i|, the length of what it adds to the hidden
+state, over the length of that hidden state: what is added to a long vector matters less.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_a_cut_layer_with_all_experts_equals_the_dense_one(experts: int) -> None
         for number in range(experts):
             found += gates[:, [number]] * _swiglu(x, tensors, f"mlp.experts.{number}")
         expected = activations(x, layer) @ layer.down.T.astype(np.float64)
-        assert np.abs(found - expected).max() < 5e-4 * np.ptp(expected)
+        assert np.abs(found - expected).max() < 1e-3 * np.ptp(expected)
 
 
 def _swiglu(x: np.ndarray, tensors: dict[str, np.ndarray], prefix: str) -> np.ndarray:

@@ -1,0 +1,145 @@
+"""What might end the process that tries it: `python -m estream.doctor.child WHAT [ARGUMENT]`.
+
+Prints one line `estream: {...}`, JSON, among whatever native code prints. `ask` is the other side of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from estream.errors import TargetError
+
+_MARK = "estream: "
+_TIMEOUT_S = 120.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def ask(what: str, *arguments: str | Path, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+    """Runs one of the functions below in a process of its own and returns its answer.
+
+    Raises TargetError: it failed (its own message), it was killed by a signal (named), or it did not end in time.
+    """
+    command = [sys.executable, "-m", "estream.doctor.child", what, *map(str, arguments)]
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TargetError("no answer in time", asked=f"{timeout_s:g} s") from error
+    lines = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    answer: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
+    if answer is not None and "error" in answer:
+        raise TargetError(answer["error"], next_step=answer["next_step"])
+    # It may crash after the answer, too, when libraries are unloaded: that would end the engine's process as well.
+    if done.returncode < 0:
+        raise TargetError(f"the process was killed by {signal.Signals(-done.returncode).name}")
+    if answer is None or done.returncode:
+        raise TargetError(f"status {done.returncode}: {done.stdout.strip()[-300:]}")
+    return answer
+
+
+def runtime() -> dict[str, Any]:
+    """Loads ONNX Runtime."""
+    from estream.runtime.capi import load_capi
+
+    api = load_capi()
+    return {"library": str(api.library), "version": api.version}
+
+
+def graphs(folder: str) -> dict[str, Any]:
+    """Loads every graph of a folder on target cpu."""
+    from estream.runtime import open_target
+
+    target = open_target("cpu", threads=1)
+    try:
+        return {"loaded": [target.load(path).name for path in sorted(Path(folder).glob("*.onnx"))]}
+    finally:
+        target.close()
+
+
+def devices(plugin: str) -> dict[str, Any]:
+    """Registers a plugin and names the execution providers of all devices."""
+    from estream.runtime.capi import load_capi
+    from estream.runtime.environment import Environment
+    from estream.runtime.htp import register_plugin, unregister_plugin
+
+    api = load_capi()
+    environment = Environment(api, 1)
+    register_plugin(api, environment.handle, Path(plugin))
+    names = [name for _, name in api.devices(environment.handle)]
+    unregister_plugin(api, environment.handle)
+    environment.close()
+    return {"devices": names}
+
+
+def context(file: str) -> dict[str, Any]:
+    """Loads a compiled context on target htp."""
+    from estream.runtime.htp import HtpTarget
+
+    with HtpTarget({}, max_rows=1, threads=1) as target:
+        graph = target.load(Path(file))
+        return {"inputs": len(graph.inputs), "outputs": len(graph.outputs)}
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("patch", ctypes.c_uint32))
+
+
+class _Interface(ctypes.Structure):
+    """The head of QnnInterface_t, up to the fifth function, backendGetBuildId."""
+
+    _fields_ = (
+        ("backend_id", ctypes.c_uint32),
+        ("provider", ctypes.c_char_p),
+        ("core_api", _Version),
+        ("backend_api", _Version),
+        ("functions", ctypes.c_void_p * 5),
+    )
+
+
+def qnn(library: str) -> dict[str, Any]:
+    """Asks a QNN back end for its build, which is QAIRT's version, and the version of its interface."""
+    providers, count = ctypes.POINTER(ctypes.POINTER(_Interface))(), ctypes.c_uint32()
+    status = ctypes.CDLL(library).QnnInterface_getProviders(ctypes.byref(providers), ctypes.byref(count))
+    if status or not count.value:
+        raise TargetError(f"QnnInterface_getProviders gave status {status} and {count.value} providers")
+    interface = providers[0].contents
+    build = ctypes.c_char_p()
+    prototype = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p))
+    if prototype(interface.functions[4])(ctypes.byref(build)) or build.value is None:
+        raise TargetError("the back end does not tell its build")
+    core = interface.core_api
+    return {"build": build.value.decode(), "api": f"{core.major}.{core.minor}.{core.patch}"}
+
+
+_FUNCTIONS = {function.__name__: function for function in (runtime, graphs, devices, context, qnn)}
+
+
+def main(arguments: list[str]) -> None:
+    """Prints an answer, or the error as one."""
+    answer: dict[str, Any]
+    try:
+        answer = _FUNCTIONS[arguments[0]](*arguments[1:])
+    except Exception as error:  # the parent's finding, whatever it is
+        said = str(error) if isinstance(error, TargetError) else f"{type(error).__name__}: {error}"
+        step = getattr(error, "next_step", None)
+        answer = {"error": said.removesuffix(f". {step}") if step else said, "next_step": step}
+    print(f"\n{_MARK}{json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

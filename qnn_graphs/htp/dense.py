@@ -1,0 +1,201 @@
+"""A layer's dense half on the HTP: norm and router logits, qkv, output projection, head slice. Blocks of `rows` rows.
+
+The residual stream is float32 on the host. The norm graph gets its rows in float16, loud ones divided by a power of two
+(`estream.runtime.tiles.half_rows`), so that neither a massive activation nor its square leaves float16. Its output is
+what qkv, experts and head take. The norm is a graph of its own because a projection that begins with one spills: the
+compiler keeps weights on chip while it waits for the norm (8 to 15 times the ideal traffic, against 1.0).
+
+Weights are stored in column chunks, as in the experts; chunks of q, k and v are the attention core's head groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from estream.models.base import Architecture, Attention
+from qnn_graphs.builder import Builder
+from qnn_graphs.htp.quantised import half
+from qnn_graphs.htp.weights import chunk_names, column_chunks, column_vectors, weight_operand
+from qnn_graphs.norm import rms_norm
+
+
+@dataclass(frozen=True)
+class HeadGroups:
+    """Heads that one call of the attention core computes. Group g takes K and V of KV group g // sharing."""
+
+    groups: int
+    heads: int  # query heads of a group
+    kv_heads: int  # KV heads of a group
+    sharing: int  # groups that share a KV head
+    head_dim: int
+
+    @property
+    def kv_groups(self) -> int:
+        return self.groups // self.sharing
+
+    def q_shape(self, rows: int) -> tuple[int, int, int]:
+        """The query heads of a KV head are rows of one matrix: [kv_heads, heads / kv_heads · rows, D]."""
+        return self.kv_heads, self.heads // self.kv_heads * rows, self.head_dim
+
+    def k_shape(self, rows: int) -> tuple[int, int, int]:
+        """Already transposed: [kv_heads, D, rows]."""
+        return self.kv_heads, self.head_dim, rows
+
+    def v_shape(self, rows: int) -> tuple[int, int, int]:
+        return self.kv_heads, rows, self.head_dim
+
+
+def head_groups(attention: Attention, largest: int = 4) -> HeadGroups:
+    """Groups of at most `largest` query heads: several KV heads with all their query heads, or a part of one's."""
+    folded = attention.heads // attention.kv_heads
+    if folded > largest:
+        heads = max(n for n in range(1, largest + 1) if folded % n == 0)
+        return HeadGroups(attention.heads // heads, heads, 1, folded // heads, attention.head_dim)
+    whole = [n for n in range(1, attention.kv_heads + 1) if attention.kv_heads % n == 0 and n * folded <= largest]
+    return HeadGroups(attention.kv_heads // whole[-1], whole[-1] * folded, whole[-1], 1, attention.head_dim)
+
+
+def build_norm(arch: Architecture, rows: int) -> onnx.ModelProto:
+    """hidden float16 [T, H], norm float16 [H], router float16 [H, R] → normed float16 [T, H], logits float16 [T, R].
+
+    One graph for all norms of the residual stream: before qkv and head the logits are computed and ignored.
+    """
+    b, width = Builder("norm"), max(arch.router_width, 1)
+    hidden = b.input("hidden", (rows, arch.hidden), np.float16)
+    weight, router = b.input("norm", (arch.hidden,), np.float16), b.input("router", (arch.hidden, width), np.float16)
+    normed = rms_norm(b, hidden, weight, arch.norm_eps, out=b.output("normed", (rows, arch.hidden), np.float16))
+    b.node("MatMul", normed, router, out=b.output("logits", (rows, width), np.float16))
+    return b.model()
+
+
+def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
+    """normed float16 [T, H], cos, sin float16 [T, D/2], weights → per head group g: q_out.{g}, k_out.{g}, v_out.{g}.
+
+    k_out and v_out per KV group. Weights q, k, v in `qkv_chunks` column chunks `q.{c}`; int8 also `q.scale.{c}`
+    [1, N/C], magnitudes of the columns.
+    """
+    b, a, groups = Builder("qkv"), arch.attention, head_groups(arch.attention)
+    x = b.input("normed", (rows, arch.hidden), np.float16)
+    cos, sin = (b.input(name, (rows, a.head_dim // 2), np.float16) for name in ("cos", "sin"))
+    for name, heads, count in (
+        ("q", a.heads, groups.groups),
+        ("k", a.kv_heads, groups.kv_groups),
+        ("v", a.kv_heads, groups.kv_groups),
+    ):
+        width = heads * a.head_dim
+        chunks = qkv_chunks(arch, name)
+        pieces = _adjusted(b, products(b, x, name, (arch.hidden, width), scheme, chunks), name, width, rows, arch)
+        for group in range(count):
+            split = b.node("Reshape", _columns(b, pieces, group, count), b.integers(rows, heads // count, a.head_dim))
+            folded = b.node("Transpose", split, perm=(1, 0, 2))
+            if name != "v":
+                folded = _rotated(b, folded, cos, sin)
+            _write_group(b, folded, name, group, groups, rows)
+    return b.model()
+
+
+def qkv_chunks(arch: Architecture, name: str) -> int:
+    """Column chunks of q, k or v: whole heads, and a whole number of chunks per head group or of groups per chunk."""
+    a, groups = arch.attention, head_groups(arch.attention)
+    heads, count = (a.heads, groups.groups) if name == "q" else (a.kv_heads, groups.kv_groups)
+    return column_chunks(arch.hidden, heads * a.head_dim, unit=a.head_dim, multiple_of=count)
+
+
+def _columns(b: Builder, pieces: list[str], group: int, groups: int) -> str:
+    """The columns of a head group, from column chunks of which each group has a whole number."""
+    per = len(pieces) // groups
+    own = pieces[group * per : (group + 1) * per]
+    return own[0] if per == 1 else b.node("Concat", *own, axis=1)
+
+
+def products(b: Builder, x: str, name: str, shape: tuple[int, int], scheme: str, chunks: int) -> list[str]:
+    """x float16 [T, K] · weight [K, N] → float16 [T, N/C] per column chunk, channels' magnitudes applied."""
+    depth, width = shape
+    results = [
+        b.node("MatMul", x, weight_operand(b, key, (depth, width // chunks), scheme))
+        for key in chunk_names(name, chunks)
+    ]
+    if scheme == "f16":
+        return results
+    scales = column_vectors(b, f"{name}.scale", width, chunks)
+    return [b.node("Mul", result, scale) for result, scale in zip(results, scales, strict=True)]
+
+
+def _adjusted(b: Builder, pieces: list[str], name: str, width: int, rows: int, arch: Architecture) -> list[str]:
+    """Bias, q/k norm, clip: in this order, as on the CPU target. Pieces are column chunks of [T, width]."""
+    a, count = arch.attention, len(pieces)
+    if a.qkv_bias:
+        biases = column_vectors(b, f"{name}.bias", width, count)
+        pieces = [b.node("Add", piece, bias) for piece, bias in zip(pieces, biases, strict=True)]
+    if a.qk_norm == "projection" and name != "v":
+        whole = pieces[0] if count == 1 else b.node("Concat", *pieces, axis=1)
+        whole = rms_norm(b, whole, b.input(f"{name}_norm", (width,), np.float16), arch.norm_eps)
+        pieces = [whole] if count == 1 else b.nodes("Split", whole, outs=(None,) * count, axis=1, num_outputs=count)
+    if a.qk_norm == "head" and name != "v":
+        weight = b.input(f"{name}_norm", (a.head_dim,), np.float16)
+        flat, back = b.integers(rows * width // count // a.head_dim, a.head_dim), b.integers(rows, width // count)
+        heads = (rms_norm(b, b.node("Reshape", piece, flat), weight, arch.norm_eps) for piece in pieces)
+        pieces = [b.node("Reshape", piece, back) for piece in heads]
+    if a.clip is not None:
+        pieces = [b.node("Clip", piece, half(b, -a.clip), half(b, a.clip)) for piece in pieces]
+    return list(pieces)
+
+
+def _rotated(b: Builder, x: str, cos: str, sin: str) -> str:
+    """x [heads, T, D] turned: element i of a head with element i + D/2."""
+    first, second = b.nodes("Split", x, outs=(None, None), axis=2, num_outputs=2)
+    turned = (
+        b.node("Sub", b.node("Mul", first, cos), b.node("Mul", second, sin)),
+        b.node("Add", b.node("Mul", second, cos), b.node("Mul", first, sin)),
+    )
+    return b.node("Concat", *turned, axis=2)
+
+
+def _write_group(b: Builder, x: str, name: str, group: int, groups: HeadGroups, rows: int) -> None:
+    """x [heads of the group, T, D] in the layout of the attention core."""
+    out = f"{name}_out.{group}"
+    if name == "q":
+        shape = groups.q_shape(rows)
+        b.node("Reshape", x, b.integers(*shape), out=b.output(out, shape, np.float16))
+    elif name == "k":
+        b.node("Transpose", x, perm=(0, 2, 1), out=b.output(out, groups.k_shape(rows), np.float16))
+    else:
+        b.node("Identity", x, out=b.output(out, groups.v_shape(rows), np.float16))
+
+
+def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
+    """Per head group attn.{g} (q's layout), o in column chunks → delta.{c} float16 [T, H/C].
+
+    The host adds delta to the residual stream.
+    """
+    b, a, groups = Builder("o"), arch.attention, head_groups(arch.attention)
+    chunks, pieces = column_chunks(a.q_width, arch.hidden), []
+    for group in range(groups.groups):
+        attn = b.input(f"attn.{group}", groups.q_shape(rows), np.float16)
+        heads = b.node("Reshape", attn, b.integers(groups.heads, rows, a.head_dim))
+        flat = b.integers(rows, groups.heads * a.head_dim)
+        pieces.append(b.node("Reshape", b.node("Transpose", heads, perm=(1, 0, 2)), flat))
+    x = pieces[0] if len(pieces) == 1 else b.node("Concat", *pieces, axis=1)
+    results = products(b, x, "o", (a.q_width, arch.hidden), scheme, chunks)
+    if a.o_bias:
+        biases = column_vectors(b, "o.bias", arch.hidden, chunks)
+        results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
+    _write_chunks(b, results, "delta", (rows, arch.hidden // chunks))
+    return b.model()
+
+
+def build_head(arch: Architecture, scheme: str, rows: int, width: int) -> onnx.ModelProto:
+    """normed float16 [T, H], head [H, Vs] in column chunks (+ head.scale) → logits.{c} float16 [T, Vs/C]."""
+    b, chunks = Builder("head"), column_chunks(arch.hidden, width)
+    x = b.input("normed", (rows, arch.hidden), np.float16)
+    results = products(b, x, "head", (arch.hidden, width), scheme, chunks)
+    _write_chunks(b, results, "logits", (rows, width // chunks))
+    return b.model()
+
+
+def _write_chunks(b: Builder, pieces: list[str], name: str, shape: tuple[int, int]) -> None:
+    for key, piece in zip(chunk_names(name, len(pieces)), pieces, strict=True):
+        b.node("Identity", piece, out=b.output(key, shape, np.float16))
