@@ -38,8 +38,10 @@ class DenseTensor:
 Spec = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, panels
 
 
-def dense_specs(arch: Architecture, dense: str, panel: PanelLayout) -> Iterator[Spec]:
-    """Every dense tensor in file order: embed, final_norm, head slices, then the layers one after the other."""
+def dense_specs(arch: Architecture, dense: str, panel: PanelLayout, spare: int = 0) -> Iterator[Spec]:
+    """Every dense tensor in file order: embed, final_norm, head slices, then the layers one after the other.
+
+    `spare`: panels of shared and ffn records beyond those that their channels fill."""
     hidden = arch.hidden
     yield "embed", "F32" if dense == "f32" else "F16", (arch.vocab, hidden), 0
     yield "final_norm", "F32", (hidden,), 0
@@ -47,7 +49,7 @@ def dense_specs(arch: Architecture, dense: str, panel: PanelLayout) -> Iterator[
     for index in range(slices):
         yield from _linear(f"head.{index}", hidden, width, dense)
     for plan in arch.layers:
-        yield from _layer(arch, plan, dense, panel)
+        yield from _layer(arch, plan, dense, panel, spare)
 
 
 def _linear(name: str, inputs: int, outputs: int, dense: str) -> Iterator[Spec]:
@@ -56,7 +58,7 @@ def _linear(name: str, inputs: int, outputs: int, dense: str) -> Iterator[Spec]:
         yield f"{name}.scale", "F32", (outputs,), 0
 
 
-def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout) -> Iterator[Spec]:
+def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, spare: int) -> Iterator[Spec]:
     attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
     q_width, kv_width = attention.q_width, attention.kv_width
     yield f"{at}.attn_norm", "F32", (hidden,), 0
@@ -80,13 +82,13 @@ def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout) 
     if plan.ffn == "moe":
         yield f"{at}.router", "F32", (hidden, arch.router_width), 0
         if arch.shared_intermediate:
-            yield _record(f"{at}.shared", panel, arch.shared_intermediate)
+            yield _record(f"{at}.shared", panel, arch.shared_intermediate, spare)
     else:
-        yield _record(f"{at}.ffn", panel, arch.dense_intermediate)
+        yield _record(f"{at}.ffn", panel, arch.dense_intermediate, spare)
 
 
-def _record(name: str, panel: PanelLayout, intermediate: int) -> Spec:
-    return name, "U8", (panel.record_bytes(intermediate),), panel.panels(intermediate)
+def _record(name: str, panel: PanelLayout, intermediate: int, spare: int) -> Spec:
+    return name, "U8", (panel.record_bytes(intermediate, spare),), panel.panels(intermediate) + spare
 
 
 def place(specs: Iterator[Spec], data_offset: int) -> tuple[DenseTensor, ...]:

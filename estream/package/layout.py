@@ -103,8 +103,9 @@ class PanelLayout:
         """Panels of an expert of this intermediate size; the last one is padded with zero channels."""
         return -(-intermediate // self.width)
 
-    def record_bytes(self, intermediate: int) -> int:
-        return self.panels(intermediate) * self.panel_bytes
+    def record_bytes(self, intermediate: int, spare: int = 0) -> int:
+        """Bytes of a record; `spare`: panels beyond those that its channels fill."""
+        return (self.panels(intermediate) + spare) * self.panel_bytes
 
 
 @dataclass(frozen=True)

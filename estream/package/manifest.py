@@ -50,7 +50,8 @@ class Manifest:
     """The facts of a packed model; everything else follows from them.
 
     `experts` and `dense` are weight schemes, `width` is the panel width Ip, the offsets are where the data of the two
-    safetensors files start. `source` is {"kind": "checkpoint"} or {"kind": "synth", "preset": …, "seed": …}.
+    safetensors files start. `source` is {"kind": "checkpoint"} or {"kind": "synth", "preset": …, "seed": …}. `spare` is
+    1 where shared and ffn records have a panel more than their channels fill (`outliers`), else 0.
     """
 
     family: Family
@@ -62,6 +63,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     source: Mapping[str, Any]
     estream: str
+    spare: int = 0
 
     @property
     def panel(self) -> PanelLayout:
@@ -72,6 +74,10 @@ class Manifest:
         arch = self.family.architecture()
         panels = self.panel.panels(arch.expert_intermediate)
         return PoolLayout(self.panel, panels, arch.experts, arch.moe_layers, self.pool_offset)
+
+    def record_panels(self, intermediate: int) -> int:
+        """Panels of a shared or ffn record, 0 where the model has none."""
+        return self.panel.panels(intermediate) + self.spare if intermediate else 0
 
     def to_dict(self) -> dict[str, Any]:
         """The whole document, in the order in which it is written. `checksum` is that of everything before it."""
@@ -103,8 +109,9 @@ class Manifest:
             "dense_data_offset": self.dense_offset,
             "head": {"slices": slices, "width": head_width},
             "layers": _plain([dataclasses.asdict(plan) for plan in arch.layers]),
-            "shared_panels": panel.panels(arch.shared_intermediate),
-            "ffn_panels": panel.panels(arch.dense_intermediate),
+            "spare_panels": self.spare,
+            "shared_panels": self.record_panels(arch.shared_intermediate),
+            "ffn_panels": self.record_panels(arch.dense_intermediate),
             "files": {name: dataclasses.asdict(entry) for name, entry in sorted(self.files.items())},
             "source": dict(self.source),
             "estream": self.estream,
@@ -147,6 +154,7 @@ class Manifest:
             files=_files(read),
             source=_source(read),
             estream=read.word("estream"),
+            spare=read.flag("spare_panels"),
         )
         check_panel(manifest.panel, arch, PackageError, label)
         derived = manifest.to_dict()
@@ -238,6 +246,12 @@ class _Fields:
         if value not in known:
             self.refuse(name, "|".join(known), value)
         return str(value)
+
+    def flag(self, name: str) -> int:
+        value = self.get(name, int)
+        if value not in (0, 1):
+            self.refuse(name, "0 or 1", value)
+        return int(value)
 
     def multiple(self, name: str, inner: str | None, of: int) -> int:
         value = self.get(name, int if inner is None else dict)

@@ -14,7 +14,9 @@ from estream.errors import PackageError
 from estream.models.base import ExpertSources, Family, Source, Sources
 from estream.package.dense import DenseTensor
 from estream.package.files import Progress
-from estream.package.quantise import panel_bytes, to_float, to_int8
+from estream.package.layout import INTEGER_SCHEMES
+from estream.package.outliers import WORTHWHILE, find_split, outlier_error
+from estream.package.quantise import check_finite, panel_bytes, to_float, to_int8
 from estream.package.writer import Packing, PackResult, check_schemes, write_package
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def pack(
         packing = Packing(family, experts, dense, panel, {"kind": "checkpoint"})
         copies = {path.name: path for path in checkpoint.tokenizer_files()}
         weights = CheckpointWeights(checkpoint, family, packing)
+        packing.place_dense(weights.spare_panels())
         return write_package(Path(out), packing, weights, copies=copies, force=force, progress=progress)
 
 
@@ -68,7 +71,8 @@ class CheckpointWeights:
         """Every panel of the pool in order, U8 [panel_bytes]."""
         for layer in self._packing.architecture.moe_layers:
             for expert in range(self._packing.architecture.experts):
-                yield from self._record(self._family.expert_sources(layer, expert))
+                sources = self._family.expert_sources(layer, expert)
+                yield from self._record(sources, self._packing.pool.panels_per_expert)
 
     def dense(self) -> Iterator[tuple[str, np.ndarray]]:
         """(tensor name, piece) in file order."""
@@ -92,7 +96,7 @@ class CheckpointWeights:
             expert = find(layer)
             if expert is None:
                 raise PackageError(f"family {self._family.name} names no sources of {tensor.name}")
-            for panel in self._record(expert):
+            for panel in self._record(expert, tensor.panels):
                 yield tensor.name, panel
             return
         sources = self._family.layer_sources(layer)[name]
@@ -139,15 +143,46 @@ class CheckpointWeights:
     def _plain(self, sources: Sources, tensor: DenseTensor) -> tuple[str, np.ndarray]:
         return tensor.name, to_float(self._checkpoint.gather(sources), tensor.dtype, _names(sources))
 
-    def _record(self, sources: ExpertSources) -> Iterator[np.ndarray]:
-        """The panels of one expert. gate and up are read panel by panel, down [I, H] whole."""
+    def _record(self, sources: ExpertSources, panels: int) -> Iterator[np.ndarray]:
+        """The panels of one expert. gate and up are read panel by panel, down [I, H] whole.
+
+        Channels that the panels have to spare take the outliers of down, where the scheme has scales."""
         layout = self._packing.panel
         names = (sources.gate.name, sources.up.name, sources.down.name)
         down = self._checkpoint.read(sources.down)
-        for start in range(0, len(down), layout.width):
-            stop = min(start + layout.width, len(down))
-            gate, up = self._columns(sources.gate, start, stop), self._columns(sources.up, start, stop)
-            yield panel_bytes(layout, gate, up, down[start:stop], names)
+        channels = np.arange(len(down))
+        spare = panels * layout.width - len(down)
+        if spare and layout.scheme in INTEGER_SCHEMES:
+            check_finite(down, sources.down.name)
+            split = find_split(down, spare)
+            down, channels = split.apply(down), np.concatenate([channels, split.channels])
+        for start in range(0, panels * layout.width, layout.width):
+            chosen = channels[start : start + layout.width]
+            gate, up = self._chosen(sources.gate, chosen), self._chosen(sources.up, chosen)
+            yield panel_bytes(layout, gate, up, down[start : start + layout.width], names)
+
+    def _chosen(self, source: Source, channels: np.ndarray) -> np.ndarray:
+        """These columns of what `source` gives, float32 [H, n]: runs of neighbours are read together."""
+        if not len(channels):
+            return np.zeros((self._packing.panel.hidden, 0), np.float32)
+        runs = np.split(channels, np.flatnonzero(np.diff(channels) != 1) + 1)
+        return np.concatenate([self._columns(source, int(run[0]), int(run[-1]) + 1) for run in runs], axis=1)
+
+    def spare_panels(self) -> int:
+        """1 if one more panel in shared and ffn records, filled with split outliers, is worth its bytes; else 0."""
+        packing, arch = self._packing, self._packing.architecture
+        if packing.panel.scheme not in INTEGER_SCHEMES:
+            return 0
+        saved = total = 0.0
+        for plan in arch.layers:
+            find = self._family.shared_sources if plan.ffn == "moe" else self._family.ffn_sources
+            sources = find(plan.index)
+            if sources is not None:
+                down = self._checkpoint.read(sources.down)
+                check_finite(down, sources.down.name)
+                gain, error = outlier_error(down, packing.panel.width)
+                saved, total = saved + gain, total + error
+        return int(saved > WORTHWHILE * total)
 
 
 _LINEARS = ("q", "k", "v", "o")

@@ -44,9 +44,9 @@ class Package:
         self.experts_file = path / POOL
         self.dense_file = path / DENSE
         self.head_slices, self.head_width = head_slices(self.architecture.vocab)
-        self.shared_panels = self.pool.panel.panels(self.architecture.shared_intermediate)
-        self.ffn_panels = self.pool.panel.panels(self.architecture.dense_intermediate)
-        specs = dense_specs(self.architecture, manifest.dense, self.pool.panel)
+        self.shared_panels = manifest.record_panels(self.architecture.shared_intermediate)
+        self.ffn_panels = manifest.record_panels(self.architecture.dense_intermediate)
+        specs = dense_specs(self.architecture, manifest.dense, self.pool.panel, manifest.spare)
         self._identities: dict[str, Identity | None] = {}
         self.dense: Mapping[str, DenseTensor] = {item.name: item for item in place(specs, manifest.dense_offset)}
 

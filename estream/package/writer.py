@@ -85,7 +85,14 @@ class Packing:
         UsageError: a scheme or a panel width that cannot be meant.
     """
 
-    def __init__(self, family: Family, experts: str, dense: str | None, panel: int | None, source: dict[str, Any]):
+    def __init__(
+        self,
+        family: Family,
+        experts: str,
+        dense: str | None,
+        panel: int | None,
+        source: dict[str, Any],
+    ) -> None:
         self.experts, self.dense = check_schemes(experts, dense)
         self.family, self.source = family, source
         self.architecture: Architecture = family.architecture()
@@ -102,9 +109,15 @@ class Packing:
             for expert in range(arch.experts)
         )
         self.pool = PoolLayout(self.panel, panels, arch.experts, arch.moe_layers, len(self.pool_header))
-        unplaced = place(dense_specs(arch, self.dense, self.panel), 0)
+        self.place_dense(0)
+
+    def place_dense(self, spare: int) -> None:
+        """Lays dense.safetensors out with `spare` extra panels in shared and ffn records."""
+        self.spare = spare
+        unplaced = place(dense_specs(self.architecture, self.dense, self.panel, spare), 0)
         self.dense_header = safetensors_header(with_fills(unplaced))
-        self.dense_tensors = place(dense_specs(arch, self.dense, self.panel), len(self.dense_header))
+        specs = dense_specs(self.architecture, self.dense, self.panel, spare)
+        self.dense_tensors = place(specs, len(self.dense_header))
 
     def graphs(self) -> dict[str, bytes]:
         """The ONNX graphs by file name inside the package."""
@@ -148,6 +161,7 @@ class Packing:
             dense_offset=len(self.dense_header),
             files=files,
             source=self.source,
+            spare=self.spare,
             estream=__version__,
         )
 

@@ -137,7 +137,10 @@ def test_pack_verify_and_damage(tmp_path: Path, capsys: pytest.CaptureFixture[st
         numbers = panel_numbers(pool.panel, stored)
         got[:, 64 * panel : 64 * (panel + 1)] = numbers["gate"] * numbers["gate_scale"]
     exact = weights["model.layers.1.mlp.experts.1.gate_proj.weight"].T
-    assert np.linalg.norm(got[:, :80] - exact) < 0.1 * np.linalg.norm(exact) and not got[:, 80:].any()
+    assert np.linalg.norm(got[:, :80] - exact) < 0.1 * np.linalg.norm(exact)
+    # The channels to spare repeat those whose down row was split.
+    distances = [np.linalg.norm(exact - column[:, None], axis=0).min() for column in got[:, 80:].T]
+    assert max(distances) < 0.2 * np.linalg.norm(exact, axis=0).max() and got[:, 80:].any(axis=0).all()
     assert verify(out).ok
     part = next(part for part in pool.panel.parts if part.name == "down_multiplier")
     with open(package.experts_file, "r+b") as file:
