@@ -10,18 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from estream.engine import Engine, PrefillResult
 from estream.errors import EStreamError
 from estream.version import __version__
 
 if TYPE_CHECKING:
+    from estream.engine import Engine, PrefillResult
     from estream.package.pack import pack
 
 __all__ = ["EStreamError", "Engine", "PrefillResult", "__version__", "pack"]
 
 
 def __getattr__(name: str) -> Any:
-    """`pack` brings onnx, which a phone does not have: loaded when first used."""
+    """Loaded when first used: the engine, so that the command line starts at once; `pack`, which brings onnx, which a
+    phone does not have."""
+    if name in ("Engine", "PrefillResult"):
+        from estream import engine
+
+        return getattr(engine, name)
     if name == "pack":
         from estream.package.pack import pack
 

@@ -25,11 +25,10 @@ from estream.package.reader import Package
 from estream.prompt import check_prompt, longest_prompt
 from estream.runtime import open_target
 from estream.runtime.target import Target
-from estream.solver.automatic import LANES, held_bytes, resolve
+from estream.solver.automatic import LANES, budget_bytes, held_bytes, resolve
 from estream.telemetry.memory import process_memory
 from estream.telemetry.stats import PrefillStats, Stopwatch
 from estream.telemetry.trace import Trace
-from estream.units import parse_size
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Engine:
             arch = package.architecture
             self.package = package
             self.max_tokens = longest_prompt(max_tokens, arch.context)
-            budget = parse_size(memory) if isinstance(memory, str) else memory
+            budget = budget_bytes(memory)
             # Mistakes in the options are told before anything is loaded.
             resolve(package.pool, group=group, banks=banks, lanes=lanes, prefetch=prefetch, resident=resident)
             target = backend
@@ -197,6 +196,8 @@ class Engine:
         """
         if logits not in ("last", "all", None):
             raise UsageError("logits must be 'last', 'all' or None", asked=repr(logits))
+        if logits_sink is not None and logits != "all":
+            raise UsageError("logits_sink needs logits='all'", asked=repr(logits))
         started = time.perf_counter()
         tokens = check_prompt(ids, self.package.architecture, self.max_tokens)
         with self._lock:

@@ -57,6 +57,11 @@ def format_rate(bytes_per_second: float) -> str:
     return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
+def format_tokens(tokens: int) -> str:
+    """'1 token', '2 tokens'."""
+    return f"{tokens} token{'' if tokens == 1 else 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """'850 ms', '12.3 s', '4 min 05 s', '2 h 03 min'."""
     if seconds < 0.9995:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from estream.cli.console import Console
+from estream.cli.options import file, folder
 
 NAME = "completion"
 HELP = "print a shell completion script"
@@ -23,5 +25,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     from estream.cli.main import build_parser
 
-    console.result(shtab.complete(build_parser(), args.shell))
+    parser = build_parser()
+    for action in _actions(parser):
+        if action.type in (file, folder):
+            action.complete = shtab.FILE if action.type is file else shtab.DIRECTORY  # type: ignore[attr-defined]
+    console.result(shtab.complete(parser, args.shell))
     return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of every command."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)

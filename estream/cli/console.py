@@ -43,7 +43,7 @@ class Console:
 
     def error(self, text: str) -> None:
         """A line on stderr. A result that was printed before stays before it."""
-        with contextlib.suppress(BrokenPipeError):  # the error is still worth saying
+        with contextlib.suppress(OSError):  # the error is still worth saying
             sys.stdout.flush()
         print(f"estream: {text}", file=sys.stderr)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from itertools import groupby
-from pathlib import Path
 
 from estream.cli.console import Console
-from estream.cli.options import add_json
+from estream.cli.options import add_json, folder
 
 NAME = "doctor"
 HELP = "show what this machine has and lacks"
@@ -21,7 +20,7 @@ EXAMPLE = "  estream doctor\n  estream doctor olmoe.estream --json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package."""
-    parser.add_argument("package", metavar="PACKAGE", type=Path, nargs="?", help="a packed model (NAME.estream)")
+    parser.add_argument("package", metavar="PACKAGE", type=folder, nargs="?", help="a packed model (NAME.estream)")
     add_json(parser)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from estream.cli.console import Console, table
-from estream.cli.options import add_json
+from estream.cli.options import add_json, folder
 from estream.errors import UsageError
 from estream.models.base import Architecture, LayerPlan
 from estream.package.layout import SCHEMES, PanelLayout, default_dense, default_panel_width, holds
@@ -26,7 +27,7 @@ EXAMPLE = "  estream inspect olmoe.estream\n  estream inspect OLMoE-1B-7B-0924/"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the folder."""
-    parser.add_argument("path", metavar="PACKAGE", type=Path, help="a packed model, or a checkpoint folder")
+    parser.add_argument("path", metavar="PACKAGE", type=folder, help="a packed model, or a checkpoint folder")
     add_json(parser)
 
 
@@ -34,8 +35,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Shows the one or the other, by the file that the folder holds.
 
     Raises:
-        UsageError: neither model.json nor config.json.
+        UsageError: no such folder, or neither model.json nor config.json in it.
     """
+    if not os.path.lexists(args.path):
+        raise UsageError(f"{args.path}: no such file or folder")
     if (args.path / "model.json").is_file():
         facts, text = _package(args.path)
     elif (args.path / "config.json").is_file():

@@ -84,20 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a closed pipe must show here, where it is caught
         return status
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at exit: give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
     except KeyboardInterrupt:
         console.error("interrupted")
         return INTERRUPTED
     except EStreamError as error:
         _traceback_if(debug)
-        console.error(f"error: {error}{suggest.missing_path_hint(vars(args), str(error))}")
+        console.error(f"error: {error}{suggest.missing_path_hint(vars(args), str(error), error)}")
         return error.exit_status
     except OSError as error:
         _traceback_if(debug)
         message = _os_message(error)
-        console.error(f"error: {message}{suggest.missing_path_hint(vars(args), message)}")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            message = f"standard output: {message}"
+            _drop_output()
+        console.error(f"error: {message}{suggest.missing_path_hint(vars(args), message, error)}")
         return 1
     except MemoryError:
         _traceback_if(debug)
@@ -115,6 +119,11 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         return build_parser().parse_args(argv)
     finally:
         sys.stdout.flush()  # of --help
+
+
+def _drop_output() -> None:
+    """The interpreter flushes stdout once more at exit: gives it somewhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _os_message(error: OSError) -> str:

@@ -10,6 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from estream.errors import EStreamError
+from estream.whole_file import WholeFile
 
 
 class NpySink:
@@ -20,7 +21,8 @@ class NpySink:
     Blocks go through pwrite, not through a memory map, whose dirty pages would count as this process's memory.
 
     Raises:
-        OSError: no space, or the folder cannot be written; before the first block.
+        OSError: no space, or the folder cannot be written; before the first block. It names `path`.
+        UsageError: there is something else than a regular file.
         EStreamError: cells were left out, or a block lies outside the matrix.
     """
 
@@ -29,16 +31,16 @@ class NpySink:
         self.rows = rows
         self.columns = columns
         self._missing = rows * columns
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (rows, columns)})
         self._start = header.tell()
-        self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._output = WholeFile(path)
         try:
-            os.posix_fallocate(self._file, 0, self._start + rows * columns * 4)
-            _write(self._file, header.getvalue(), 0)
+            with self._output.errors():
+                os.posix_fallocate(self._output.file, 0, self._start + rows * columns * 4)
+            self._output.write(header.getvalue())
         except BaseException:
-            self._discard()
+            self._output.discard()
             raise
 
     def __enter__(self) -> NpySink:
@@ -54,36 +56,23 @@ class NpySink:
             )
         for row in range(rows):
             offset = self._start + 4 * ((row_start + row) * self.columns + column_start)
-            _write(self._file, block[row].astype("<f4").tobytes(), offset)
+            self._output.write(block[row].astype("<f4").tobytes(), offset)
         self._missing -= rows * width
 
     def row(self, index: int) -> np.ndarray:
         """One row back, float32 [columns]."""
-        raw = os.pread(self._file, 4 * self.columns, self._start + 4 * index * self.columns)
+        raw = os.pread(self._output.file, 4 * self.columns, self._start + 4 * index * self.columns)
         return np.frombuffer(raw, dtype="<f4")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._discard()
+            self._output.discard()
             return
         if self._missing:
-            self._discard()
+            self._output.discard()
             raise EStreamError(
                 f"{self.path}: {self._missing} cells were not written", had=f"[{self.rows}, {self.columns}]"
             )
-        os.close(self._file)
-        os.replace(self._part, self.path)
-
-    def _discard(self) -> None:
-        os.close(self._file)
-        self._part.unlink(missing_ok=True)
-
-
-def _write(file: int, data: bytes, offset: int) -> None:
-    """All of `data`: pwrite may write less than asked."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
+        self._output.commit()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from estream.errors import UsageError
 from estream.package.layout import DENSE_SCHEMES, SCHEMES
 from estream.units import parse_size
+from estream.whole_file import output_target
 
 
 def size(text: str) -> int:
@@ -20,17 +23,29 @@ def size(text: str) -> int:
 
 def positive(text: str) -> int:
     """An argparse type: a whole number of at least 1."""
-    value = whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
+    return whole(text, 1)
 
 
-def whole(text: str) -> int:
-    """An argparse type: a whole number of at least 0, in decimal digits."""
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+def whole(text: str, least: int = 0) -> int:
+    """An argparse type: a whole number of at least `least`, in decimal digits."""
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
     return int(text)
+
+
+def file(text: str) -> Path:
+    """An argparse type: the name of a file, which the shell completes."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """An argparse type: the name of a folder, which the shell completes."""
+    return file(text)
 
 
 def add_schemes(parser: argparse.ArgumentParser, *, experts: str) -> None:
@@ -47,7 +62,9 @@ def add_schemes(parser: argparse.ArgumentParser, *, experts: str) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """OUT.estream and --force."""
-    parser.add_argument("out", metavar="OUT.estream", type=Path, help="folder to write: complete or absent, never half")
+    parser.add_argument(
+        "out", metavar="OUT.estream", type=folder, help="folder to write: complete or absent, never half"
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT.estream if it exists")
 
 
@@ -56,13 +73,26 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def check_can_write(path: Path, option: str) -> None:
-    """Refuses an output file that cannot be written, before the work and not after it.
+def check_outputs(outputs: Mapping[str, Path | None], package: Path) -> None:
+    """Refuses output files that cannot or must not be written, before the work and not after it.
+
+    outputs: option to path, None where the option was not given.
 
     Raises:
-        UsageError: the folder does not exist, or `path` is a folder.
+        UsageError: no such folder, not a regular file, inside the package, or the file of another option.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"{option}: no folder {path.parent}", asked=path, next_step="Create the folder first.")
-    if path.is_dir():
-        raise UsageError(f"{option}: {path} is a folder", next_step="Name a file.")
+    targets: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            target = output_target(path)
+        except UsageError as error:
+            raise UsageError(f"{option}: {error.thing}", next_step=error.next_step) from None
+        if not target.parent.is_dir():
+            raise UsageError(f"{option}: no folder {path.parent}", asked=path, next_step="Create the folder first")
+        if target.is_relative_to(os.path.realpath(package)):
+            raise UsageError(f"{option}: {path} is inside the package {package}", next_step="Name a file elsewhere")
+        if target in targets:
+            raise UsageError(f"{targets[target]} and {option} name the same file", asked=path, next_step="Name two")
+        targets[target] = option

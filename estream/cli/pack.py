@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from estream.cli import summary
 from estream.cli.console import Console
-from estream.cli.options import add_json, add_output, add_schemes, positive
+from estream.cli.options import add_json, add_output, add_schemes, folder, positive
 from estream.cli.progress import Progress
 
 NAME = "pack"
@@ -21,7 +20,7 @@ EXAMPLE = "  estream pack OLMoE-1B-7B-0924/ olmoe.estream --experts int8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the checkpoint, the output and the schemes."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the checkpoint")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=folder, help="folder of the checkpoint")
     add_output(parser)
     add_schemes(parser, experts="f16")
     parser.add_argument(

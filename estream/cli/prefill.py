@@ -9,7 +9,7 @@ from typing import Any
 
 from estream.cli import prompt, report
 from estream.cli.console import Console
-from estream.cli.options import add_json, check_can_write, positive, size
+from estream.cli.options import add_json, check_outputs, file, folder, positive, size
 from estream.cli.progress import Progress
 from estream.solver.automatic import PREFETCH_MODES, RESIDENT_MODES
 
@@ -22,7 +22,7 @@ EXAMPLE = """  estream prefill olmoe.estream --prompt "The capital of France is"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, the prompt, the configuration and the outputs."""
-    parser.add_argument("package", metavar="PACKAGE", type=Path, help="a packed model (NAME.estream)")
+    parser.add_argument("package", metavar="PACKAGE", type=folder, help="a packed model (NAME.estream)")
     prompt.add_arguments(parser)
     run = parser.add_argument_group("target")
     run.add_argument("--backend", choices=("cpu",), default="cpu", help="where the graphs run (default cpu)")
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paging.add_argument("--verify-reads", action="store_true", help="check all weights read against their checksums")
     output = parser.add_argument_group("output")
     output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
-    output.add_argument("--all-logits", metavar="F.npy", type=Path, help="write every token's logits, float32 [N, V]")
-    output.add_argument("--trace", metavar="F.json", type=Path, help="write Chrome trace events (open in Perfetto)")
+    output.add_argument("--all-logits", metavar="F.npy", type=file, help="write every token's logits, float32 [N, V]")
+    output.add_argument("--trace", metavar="F.json", type=file, help="write Chrome trace events (open in Perfetto)")
     add_json(parser)
 
 
@@ -54,9 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.package.reader import Package
     from estream.prompt import check_prompt
 
-    for option, path in (("--all-logits", args.all_logits), ("--trace", args.trace)):
-        if path is not None:
-            check_can_write(path, option)
+    check_outputs({"--all-logits": args.all_logits, "--trace": args.trace}, args.package)
     package = Package.open(args.package)
     tokenizer = prompt.tokenizer_for(args)
     architecture = package.architecture

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from estream.cli.options import file
 from estream.errors import EStreamError, PackageError, UsageError
 
 _SEPARATORS = re.compile(r"[\s,]+")
@@ -18,17 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--prompt, --prompt-file, --ids, --ids-file: exactly one of them."""
     group = parser.add_argument_group("prompt (exactly one)").add_mutually_exclusive_group(required=True)
     group.add_argument("--prompt", metavar="TEXT", help="text, tokenized with the package's tokenizer")
-    group.add_argument("--prompt-file", metavar="F", type=Path, help="UTF-8 text from a file (- for stdin)")
+    group.add_argument("--prompt-file", metavar="F", type=file, help="UTF-8 text from a file (- for stdin)")
     group.add_argument("--ids", metavar='"1 2 3"', help="token ids, separated by spaces or commas")
-    group.add_argument("--ids-file", metavar="F", type=Path, help="token ids from a file (- for stdin)")
+    group.add_argument("--ids-file", metavar="F", type=file, help="token ids from a file (- for stdin)")
 
 
 def parse_ids(text: str, where: str) -> list[int]:
-    """'1 2, 3' → [1, 2, 3].
+    """'1 2, 3' → [1, 2, 3], and so is '[1, 2, 3]'.
 
     Raises:
         UsageError: no ids, or a word that is not a whole number.
     """
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):  # as JSON writes a list
+        text = text[1:-1]
     words = [word for word in _SEPARATORS.split(text) if word]
     if not words:
         raise UsageError(f"{where}: no token ids", next_step='Give ids like "1 2 3".')
@@ -39,7 +43,7 @@ def parse_ids(text: str, where: str) -> list[int]:
 
 
 def read_text(path: Path, option: str) -> str:
-    """A file's text, or stdin's for '-', unchanged: a final newline is part of a prompt.
+    """A file's text, or stdin's for '-', unchanged but for a byte order mark: a final newline is part of a prompt.
 
     Raises:
         UsageError: not UTF-8.
@@ -47,7 +51,7 @@ def read_text(path: Path, option: str) -> str:
     """
     raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{option} {path}: not UTF-8 text", had=f"byte {error.start}: {error.reason}") from None
 

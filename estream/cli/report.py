@@ -9,7 +9,7 @@ import numpy as np
 
 from estream.cli.console import table
 from estream.package.reader import Package
-from estream.units import format_bytes, format_rate, format_seconds
+from estream.units import format_bytes, format_rate, format_seconds, format_tokens
 
 UNMEASURED = "not measured"
 
@@ -25,7 +25,7 @@ def plan(package: Package, tokens: int, configuration: Mapping[str, Any]) -> str
     target = f"{configuration['backend']} ({configuration['graphs']} graphs" + (
         f", {threads} threads)" if threads else ")"
     )
-    rows = [("model", model), ("prompt", f"{tokens} tokens"), ("target", target)]
+    rows = [("model", model), ("prompt", format_tokens(tokens)), ("target", target)]
     dense = sum(tensor.nbytes for tensor in package.dense.values() if tensor.name != "embed")
     rows.append(("resident", f"{format_bytes(dense)} of dense weights"))
     if configuration["resident"] == "all":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estream.cli.console import Console
-from estream.cli.options import add_json, positive
+from estream.cli.options import add_json, folder, positive
+from estream.units import format_tokens
 
 if TYPE_CHECKING:
     from estream.selftest.compare import Difference
@@ -20,13 +20,13 @@ DESCRIPTION = (
     "each layer with the reference's input, and names the first graph that diverges; then a second prompt, which must\n"
     "give another answer. Exit status 1 when anything is wrong."
 )
-EXAMPLE = "  estream selftest olmoe.estream\n  estream selftest olmoe.estream --backend htp --tokens 33"
+EXAMPLE = "  estream selftest olmoe.estream\n  estream selftest olmoe.estream --tokens 33"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, the target and the prompts' length."""
-    parser.add_argument("package", metavar="PACKAGE", type=Path, help="a packed model (NAME.estream)")
-    parser.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="the target to test (default cpu)")
+    parser.add_argument("package", metavar="PACKAGE", type=folder, help="a packed model (NAME.estream)")
+    parser.add_argument("--backend", choices=("cpu",), default="cpu", help="the target to test (default cpu)")
     parser.add_argument("--tokens", metavar="N", type=positive, default=64, help="length of the prompts (default 64)")
     parser.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
     add_json(parser)
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     )
     if report.differences:
         console.detail(_layers(report) + "\n\n" + _graphs(report))
-    where = f"{report.backend}{', simulated' if report.simulated else ''}, {report.tokens} tokens"
+    where = f"{report.backend}{', simulated' if report.simulated else ''}, {format_tokens(report.tokens)}"
     if not report.reference:
         console.detail("no reference graphs in this package: only finite, zero and two prompts were checked")
     for fault in report.faults:

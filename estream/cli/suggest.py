@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,10 +23,16 @@ def choice_hint(message: str) -> str:
     return hint(found[1], re.findall(r"'([^']*)'", found[2])) if found else ""
 
 
-def missing_path_hint(arguments: Mapping[str, object], message: str) -> str:
-    """Near names for an argument that `message` is about and that does not exist, to follow `message`; or nothing."""
+def missing_path_hint(arguments: Mapping[str, object], message: str, error: BaseException) -> str:
+    """Near names for an argument that `message` is about and that does not exist, to follow `message`; or nothing.
+
+    error: what `message` tells. Where the system had another reason than a missing file, nothing was misspelt.
+    """
+    reason = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(reason, OSError) and not isinstance(reason, FileNotFoundError):
+        return ""
     for path in arguments.values():
-        if isinstance(path, Path) and str(path) in message and not path.exists():
+        if isinstance(path, Path) and str(path) in message and not os.path.exists(path):
             try:
                 names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
             except OSError:

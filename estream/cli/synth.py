@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the preset, the output and the schemes."""
     from estream.package.presets import PRESETS
 
-    parser.add_argument("preset", metavar="PRESET", help=f"the shape: {', '.join(PRESETS)}")
+    parser.add_argument("preset", metavar="PRESET", choices=tuple(PRESETS), help=f"the shape: {', '.join(PRESETS)}")
     add_output(parser)
     add_schemes(parser, experts="int8")
     parser.add_argument("--layers", metavar="N", type=positive, help="only the first N layers")

@@ -52,7 +52,7 @@ def check_contexts(package: Package) -> list[Finding]:
     """Loads every compiled context, each in a process of its own: native code does not survive all damaged ones."""
     files = contexts(package)
     if not files:
-        step = f"estream compile {package.path} --soc sm8650"
+        step = "Nothing to do: the cpu target needs none, and prefill on the NPU is not part of this version"
         return [Finding(AREA, "contexts", "missing", "none compiled", "htp", step)]
     return [_context(file, package) for file in files]
 
@@ -62,6 +62,6 @@ def _context(file: Path, package: Package) -> Finding:
     try:
         answer = ask("context", file)
     except TargetError as error:
-        step = error.next_step or f"Compile again: estream compile {package.path} --soc ..."
+        step = error.next_step or "Remove the damaged files, or bring them from where they were compiled"
         return Finding(AREA, name, "missing", f"damaged, or for another device: {error.thing}", "htp", step)
     return Finding(AREA, name, "ok", f"loads: {answer['inputs']} inputs, {answer['outputs']} outputs", "htp")

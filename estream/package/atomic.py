@@ -61,7 +61,7 @@ def building(out: Path, *, force: bool = False, required_bytes: int = 0) -> Iter
             build.mkdir()
             lock = _try_lock(build)
     except OSError as problem:
-        raise PackageError(f"{out}: cannot be created: {problem.strerror}") from problem
+        raise PackageError(f"{out}: cannot be created: {problem.strerror}", next_step=_next_step(problem)) from problem
     try:
         yield build
         _sync_folders(build)
@@ -70,9 +70,9 @@ def building(out: Path, *, force: bool = False, required_bytes: int = 0) -> Iter
             _install(build, out)
             _sync(out.parent)
     except OSError as problem:
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = problem.errno in _FULL
         reason = "no space left on the device" if full else f"packing failed: {problem.strerror or problem}"
-        raise PackageError(f"{out}: {reason}", next_step=_SPACE if full else _WRITABLE) from problem
+        raise PackageError(f"{out}: {reason}", next_step=_next_step(problem)) from problem
     finally:
         # After an exchange this is the old package.
         shutil.rmtree(build, ignore_errors=True)
@@ -93,6 +93,13 @@ def _check_target(out: Path, force: bool) -> None:
 
 _SPACE = "Free some space, choose another disk, or a smaller scheme"
 _WRITABLE = "Check the folder's permissions, the limits of this process (ulimit -f) and the disk"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _next_step(problem: OSError) -> str:
+    if problem.errno == errno.ENAMETOOLONG:
+        return "Choose a shorter name"
+    return _SPACE if problem.errno in _FULL else _WRITABLE
 
 
 def _check_space(parent: Path, required_bytes: int) -> None:

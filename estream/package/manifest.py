@@ -177,6 +177,10 @@ class Manifest:
         path = folder / MODEL
         try:
             text = read_small(path, JSON_BYTES)
+        except PermissionError as problem:
+            raise PackageError(
+                f"{path}: cannot be read: {problem.strerror}", next_step="Check the permissions of the package"
+            ) from problem
         except OSError as problem:
             raise PackageError(
                 f"{folder} is not a packed model: {MODEL}: {problem.strerror}",

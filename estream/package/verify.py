@@ -24,7 +24,8 @@ _CHUNK = 1 << 22
 class VerifyReport:
     """What `verify` found. `damaged` names records by panel (`layers.3.experts.17 panel 0`), dense tensors, and files.
 
-    `bytes` were read in `seconds`.
+    `unreadable` names files that this user may not read: whether they are damaged is not known. `bytes` were read in
+    `seconds`.
     """
 
     path: Path
@@ -32,14 +33,16 @@ class VerifyReport:
     files: int
     bytes: int
     seconds: float
+    unreadable: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return not self.damaged
+        return not self.damaged and not self.unreadable
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return asdict(self) | {"path": str(self.path), "damaged": list(self.damaged), "ok": self.ok}
+        lists = {"damaged": list(self.damaged), "unreadable": list(self.unreadable)}
+        return asdict(self) | {"path": str(self.path), **lists, "ok": self.ok}
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> VerifyReport:
@@ -55,6 +58,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ve
     manifest = Manifest.read(folder)
     package = Package(folder, manifest)
     damaged: list[str] = []
+    unreadable: list[str] = []
     done, total = 0, sum(entry.bytes for entry in manifest.files.values())
 
     def step(name: str, nbytes: int) -> None:
@@ -63,16 +67,25 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ve
         if progress is not None:
             progress(name, done, total)
 
+    def check(name: str, pieces: Iterator[Piece] | tuple[()] = ()) -> bool:
+        """Whether nothing is wrong with the file."""
+        try:
+            found = _check(folder, name, manifest.files[name], pieces, step)
+        except PermissionError as problem:
+            unreadable.append(f"{name}: {problem.strerror}")
+            return False
+        damaged.extend(found)
+        return not found
+
     # Checksums first: without them damage cannot be located, only seen.
-    found = _check(folder, CHECKSUMS, manifest.files[CHECKSUMS], (), step)
-    damaged += found
     pieces: dict[str, Iterator[Piece]] = {}
-    if not found:
+    if check(CHECKSUMS):
         pieces = {POOL: _pool_pieces(package), DENSE: package.dense_pieces()}
-    for name, entry in manifest.files.items():
+    for name in manifest.files:
         if name != CHECKSUMS:
-            damaged += _check(folder, name, entry, pieces.get(name, ()), step)
-    return VerifyReport(folder, tuple(damaged), len(manifest.files), done, time.monotonic() - started)
+            check(name, pieces.get(name, ()))
+    seconds = time.monotonic() - started
+    return VerifyReport(folder, tuple(damaged), len(manifest.files), done, seconds, tuple(unreadable))
 
 
 def _pool_pieces(package: Package) -> Iterator[Piece]:
@@ -87,13 +100,15 @@ def _pool_pieces(package: Package) -> Iterator[Piece]:
 def _check(
     folder: Path, name: str, entry: FileEntry, pieces: Iterator[Piece] | tuple[()], step: Callable[[str, int], None]
 ) -> list[str]:
-    """What is wrong with one file; empty if nothing is."""
+    """What is wrong with one file; empty if nothing is. Raises PermissionError."""
     located = pieces != ()
     try:
         with open(open_regular(folder / name), "rb", buffering=0) as file, ThreadPoolExecutor(max_workers=1) as thread:
             scan = _Scan(file, name, thread, step)
             damaged = [label for label, offset, nbytes, crc in pieces if scan.crc(offset, nbytes) != crc]
             scan.rest()
+    except PermissionError:
+        raise
     except OSError as problem:
         return [f"{name}: {problem.strerror}"]
     if scan.position != entry.bytes:

@@ -10,6 +10,7 @@ from estream.runtime.target import Buffer, Graph, Target, TensorInfo
 __all__ = ["TARGETS", "Buffer", "Graph", "Target", "TensorInfo", "open_target"]
 
 TARGETS = ("cpu", "mock")
+MOST_THREADS = 256
 
 
 def open_target(
@@ -24,11 +25,11 @@ def open_target(
         library: path of libonnxruntime.so; None: the one of the installed onnxruntime package.
 
     Raises:
-        UsageError: unknown name, or a thread count below 1.
+        UsageError: unknown name, or a thread count that is not 1 to MOST_THREADS.
         TargetError: the run time cannot be found or started.
     """
-    if threads is not None and threads < 1:
-        raise UsageError("threads must be at least 1", asked=threads)
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
+        raise UsageError(f"--threads must be a whole number, 1 to {MOST_THREADS}", asked=repr(threads))
     if name == "cpu":
         from estream.runtime.cpu import CpuTarget
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from estream.errors import MemoryBudgetError, UsageError
 from estream.models.base import Architecture
 from estream.package.layout import PoolLayout
+from estream.units import parse_size
 
 PREFETCH_MODES = ("before-routing", "after-routing", "on-demand")
 RESIDENT_MODES = ("none", "all")
@@ -45,8 +46,9 @@ def resolve(
     """Fills in what is None. `memory`: budget of the whole process in bytes; `held`: what everything but the arena
     needs. Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
     for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} must be at least 1", asked=value)
+        # type(), not isinstance: True is no number of banks
+        if value is not None and (type(value) is not int or value < 1):
+            raise UsageError(f"--{name} must be a whole number of at least 1", asked=repr(value))
     if lanes is not None and lanes > 64:
         raise UsageError("--lanes must be at most 64", asked=lanes)
     if prefetch not in PREFETCH_MODES:
@@ -79,6 +81,15 @@ def resolve(
             next_step=f"The smallest budget that works is --memory {held + panel} with --group 1 --banks 1",
         )
     return Configuration(group, banks, lanes or LANES, prefetch, resident, bank, banks * bank)
+
+
+def budget_bytes(memory: int | str | None) -> int | None:
+    """A memory budget in bytes, from bytes or '1.5GiB'. Raises UsageError for what is neither."""
+    if isinstance(memory, str):
+        return parse_size(memory)
+    if memory is not None and (type(memory) is not int or memory < 1):
+        raise UsageError("--memory must be bytes or a size like 1.5GiB", asked=repr(memory))
+    return memory
 
 
 SCRATCH_BYTES = 64 << 20  # graphs' own intermediate tensors apart from attention scores, allocator slack

@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
+
+from estream.whole_file import WholeFile
 
 
 class Span(NamedTuple):
@@ -56,14 +57,15 @@ class Trace:
         return events
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the whole file or none. Raises OSError."""
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        """Writes the whole file or none. Raises UsageError where `path` is no regular file, OSError naming `path`."""
+        text = json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ms"})
+        output = WholeFile(path)
         try:
-            partial.write_text(json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ms"}))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+            output.write(text.encode("ascii"))
+        except BaseException:
+            output.discard()
+            raise
+        output.commit()
 
 
 def _metadata(name: str, thread: int, args: dict[str, object]) -> dict[str, object]:

@@ -75,7 +75,7 @@ def test_near_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("prefill", "x", "--ids", "1", "--grup", "3"), 2, "Did you mean --group?"),
         (("pack", "a", "b", "--experts", "int9"), 2, "Did you mean int8"),
         (("synth", "olmoe-1b", str(tmp_path / "new")), 2, "Did you mean olmoe-1b-7b"),
-        (("inspect", missing), 2, "one of them. Did you mean olmoe.estream?"),
+        (("inspect", missing), 2, "no such file or folder. Did you mean olmoe.estream?"),
         (("verify", missing), 1, "Did you mean olmoe.estream?"),
         (("prefill", missing, "--ids", "1"), 1, "Did you mean olmoe.estream?"),
         (("pack", missing, "x"), 1, "Did you mean olmoe.estream?"),
@@ -107,15 +107,20 @@ def test_completion_is_a_script_that_the_shell_takes(
         lines = """source "$1"
 complete -p estream >/dev/null
 function=$(complete -p estream | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-for words in "estream pref" "estream prefill x --gr"; do
+mkdir here; cd here; mkdir folder; touch file
+for words in "estream pref" "estream prefill x --gr" "estream pack f" "estream prefill x --ids-file f" \\
+    "estream synth o"; do
     COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
     COMP_LINE=$words; COMP_POINT=${#words}
     $function estream "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
-    echo "${COMPREPLY[*]}"
+    echo $(printf '%s\n' "${COMPREPLY[@]}" | sort)
 done"""
-        done = subprocess.run([program, "-ec", lines, "x", str(script)], capture_output=True, text=True, timeout=60)
+        command = [program, "-ec", lines, "x", str(script)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.split() == ["prefill", "--group"]
+        *rest, presets = done.stdout.splitlines()
+        assert rest == ["prefill", "--group", "folder", "file folder"]
+        assert "olmoe-1b-7b" in presets.split()
     else:
         done = subprocess.run([program, "-n", str(script)], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")

@@ -84,8 +84,9 @@ def test_synth(packing: Recorder) -> None:
 
 
 def test_synth_names_near_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["synth", "olmoe", str(tmp_path / "x.estream")]) == 2
-    assert "olmoe-1b-7b" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["synth", "olmoe-1b", str(tmp_path / "x.estream")])
+    assert "Did you mean olmoe-1b-7b?" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +205,13 @@ def test_a_failing_read_reaches_the_compute_and_the_stream_survives(
     stream.close()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_abort_in_the_middle_waits_for_reads_and_silences_old_loops(source: Faulty, content: bytes) -> None:
     stream = streamed(source, 1, 3, 2)
     everything = np.ones(LAYOUT.panels_per_layer, dtype=bool)
@@ -216,7 +223,10 @@ def test_abort_in_the_middle_waits_for_reads_and_silences_old_loops(source: Faul
         stream.begin()
     with pytest.raises(FlashError, match="before layer 1"):
         stream.end()
+    wait_until(lambda: stream._machine.quiet)  # all banks are full
     source.gate.clear()
+    next(old)  # gives a bank back: its next read stops at the gate
+    wait_until(lambda: not stream._machine.quiet)
     threading.Timer(0.05, source.gate.set).start()
     stream.abort()
     assert source.gate.is_set() and stream._machine.quiet
