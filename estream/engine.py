@@ -16,10 +16,12 @@ from estream.errors import ClosedError, MemoryBudgetError, UsageError
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
-from estream.layers.head import Head, LogitsSink
+from estream.layers.head import LogitsSink
+from estream.layers.htp.find import find_contexts
 from estream.layers.loop import LayerLoop
 from estream.layers.observe import Observer
-from estream.layers.state import State
+from estream.layers.signs import panel_preparation
+from estream.layers.targets import open_parts
 from estream.layers.weights import DenseWeights
 from estream.package.reader import Package
 from estream.prompt import check_prompt, longest_prompt
@@ -49,7 +51,8 @@ class PrefillResult:
 class Engine:
     """A packed model, opened for prefill on one target. Use it as a context manager.
 
-    path: a `NAME.estream` directory. backend: "cpu" (or a Target). memory: budget of the whole process in bytes or as
+    path: a `NAME.estream` directory. backend: "cpu", "htp" (or a Target). soc: htp only: whose contexts are run; None:
+    sm8650. memory: budget of the whole process in bytes or as
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
     "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. reference: the dequantise-then-f32
     lowering. max_tokens: longest prompt; None: 4096, or the model's context where that is shorter.
@@ -75,6 +78,7 @@ class Engine:
         direct_io: bool = True,
         verify_reads: bool = False,
         max_tokens: int | None = None,
+        soc: str | None = None,
         trace: Trace | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -93,15 +97,16 @@ class Engine:
             resolve(package.pool, group=group, banks=banks, lanes=lanes, prefetch=prefetch, resident=resident)
             target = backend
             if isinstance(target, str):
-                target = open_target(target, threads=threads, reference=reference)
+                target = open_target(target, threads=threads, reference=reference, soc=soc)
             self._cleanup.callback(target.close)
             self._target = target
+            contexts = find_contexts(package, soc) if target.graphs == "htp" else None
             self._weights = DenseWeights(target, package, direct=direct_io, lanes=lanes or LANES, verify=verify_reads)
-            self._state = State(target, arch, self.max_tokens)
-            self._loop = LayerLoop(target, package, self._weights, self._state, self._check_closing)
-            self._head = Head(target, package, self._weights, self._state)
+            self._parts = open_parts(target, package, self._weights, self.max_tokens, contexts)
+            self._loop = LayerLoop(package, self._weights, self._parts, self._check_closing)
+            state = self._parts.state
             now = process_memory().rss_plus_swap_bytes or 0
-            held = held_bytes(now, self._state.nbytes, self._state.block, arch, self.max_tokens)
+            held = held_bytes(now, state.nbytes, state.scratch_bytes, arch, self.max_tokens)
             self._configuration = resolve(
                 package.pool,
                 group=group,
@@ -134,6 +139,7 @@ class Engine:
         self, verify: bool, trace: Trace | None, progress: Callable[[str, int, int], None] | None
     ) -> ExpertStream | ResidentExperts:
         pool, chosen = self.package.pool, self._configuration
+        prepare = panel_preparation(self._target, pool.panel)
         checksum = None
         if verify:
             checksum = self.package.checksum
@@ -141,7 +147,9 @@ class Engine:
             self._embedding.check(next(crc for name, _, _, crc in self.package.dense_pieces() if name == "embed"))
         if chosen.resident == "all":
             buffer = self._target.allocate(max(pool.pool_bytes, 1), "resident experts")
-            return ResidentExperts(self._file, pool, buffer, lanes=chosen.lanes, checksum=checksum, progress=progress)
+            return ResidentExperts(
+                self._file, pool, buffer, lanes=chosen.lanes, checksum=checksum, prepare=prepare, progress=progress
+            )
         arena = self._target.allocate(max(chosen.arena_bytes, 1), "arena")
         banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
         return ExpertStream(
@@ -152,6 +160,7 @@ class Engine:
             lanes=chosen.lanes,
             mode=chosen.prefetch,
             checksum=checksum,
+            prepare=prepare,
             trace=trace,
         )
 
@@ -170,13 +179,14 @@ class Engine:
             **self._configuration.to_dict(),
             "memory": self._memory,
             "max_tokens": self.max_tokens,
-            "tile_rows": self._loop.runner.rows,
-            "block_rows": self._state.block,
+            "tile_rows": self._parts.runner.rows,
+            "block_rows": self._parts.state.block,
             "panel_width": self.package.pool.panel.width,
             "experts": self.package.pool.panel.scheme,
             "dense": self.package.manifest.dense,
             "verify_reads": self._experts.verifies,
             "direct_io": self._file.direct,
+            **self._parts.configuration,
         }
 
     def prefill(
@@ -228,10 +238,10 @@ class Engine:
         observe: Observer | None,
         started: float,
     ) -> PrefillResult:
-        state, arch, tokens = self._state, self.package.architecture, len(ids)
+        state, arch, tokens = self._parts.state, self.package.architecture, len(ids)
         watch = Stopwatch(self._trace)
         state.bytes_copied = 0
-        self._loop.runner.begin(tokens)
+        self._parts.runner.begin(tokens)
         self._experts.begin()
         with watch("embed_s", "embedding"):
             state.hidden[:tokens] = self._embedding.rows(ids)
@@ -240,7 +250,7 @@ class Engine:
         with watch("head_s", "output head"):
             first = 0 if logits == "all" or hidden else tokens - 1
             if logits or hidden:
-                self._head.normalise(first, tokens)
+                self._parts.head.normalise(first, tokens)
                 if observe:
                     arrays = {"normed": state.normed[first:tokens]}
                     observe(len(arch.layers), "final_norm", slice(first, tokens), arrays)
@@ -249,14 +259,14 @@ class Engine:
                 if sink is None:
                     answer = np.empty((tokens - start, arch.vocab), np.float32)
                     sink = _into(answer)
-                self._head.run(start, tokens, sink)
+                self._parts.head.run(start, tokens, sink)
         # After the head, which hides the last reads of groups that turned out not to be needed.
         self._experts.end()
         ttft = time.perf_counter() - started
         return PrefillResult(
             tokens=tokens,
             logits=answer[0] if answer is not None and logits == "last" else answer,
-            hidden=state.normed[:tokens].copy() if hidden else None,
+            hidden=state.normed[:tokens].astype(np.float32) if hidden else None,
             stats=self._stats(watch, ttft, ids),
             configuration=self.configuration,
         )
@@ -281,9 +291,9 @@ class Engine:
             records_needed=-(-counters.panels_needed // panels),
             groups_skipped=counters.groups_skipped,
             flash_busy_s=counters.busy_s,
-            rows_computed=self._loop.runner.rows_computed,
-            rows_useful=self._loop.runner.rows_useful,
-            bytes_copied=self._state.bytes_copied,
+            rows_computed=self._parts.runner.rows_computed,
+            rows_useful=self._parts.runner.rows_useful,
+            bytes_copied=self._parts.state.bytes_copied,
             direct_io=self._file.direct,
             direct_io_reason=self._file.direct_reason,
             arena_bytes=arena,

@@ -68,6 +68,11 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT.estream if it exists")
 
 
+def add_soc(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """--soc, of commands that run on htp."""
+    parser.add_argument("--soc", help="htp: the phone whose contexts are run (default sm8650)")
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """--json."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")

@@ -9,7 +9,7 @@ from typing import Any
 
 from estream.cli import prompt, report
 from estream.cli.console import Console
-from estream.cli.options import add_json, check_outputs, file, folder, positive, size
+from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size
 from estream.cli.progress import Progress
 from estream.solver.automatic import PREFETCH_MODES, RESIDENT_MODES
 
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("package", metavar="PACKAGE", type=folder, help="a packed model (NAME.estream)")
     prompt.add_arguments(parser)
     run = parser.add_argument_group("target")
-    run.add_argument("--backend", choices=("cpu",), default="cpu", help="where the graphs run (default cpu)")
+    run.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="where the graphs run (default cpu)")
+    add_soc(run)
     run.add_argument(
         "--reference", action="store_true", help="dequantise, then multiply in float32: what to compare with"
     )
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     direct_io=not args.no_direct_io,
                     verify_reads=args.verify_reads,
                     max_tokens=len(ids),
+                    soc=args.soc,
                     trace=trace,
                     progress=progress,
                 )
@@ -95,6 +97,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     stats = result.stats.to_dict()
     console.result(report.answer(following))
     console.detail(report.statistics(stats))
+    if result.configuration.get("simulated"):
+        console.detail(f"simulated: numbers are those of the HTP of {result.configuration['soc']}, times are not")
     console.more(report.everything(stats, result.configuration))
     console.result_json(
         {"tokens": result.tokens, "next": following, "stats": stats, "configuration": result.configuration}

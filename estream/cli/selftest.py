@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from estream.cli.console import Console
-from estream.cli.options import add_json, folder, positive
+from estream.cli.options import add_json, add_soc, folder, positive
 from estream.units import format_tokens
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ EXAMPLE = "  estream selftest olmoe.estream\n  estream selftest olmoe.estream --
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, the target and the prompts' length."""
     parser.add_argument("package", metavar="PACKAGE", type=folder, help="a packed model (NAME.estream)")
-    parser.add_argument("--backend", choices=("cpu",), default="cpu", help="the target to test (default cpu)")
+    parser.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="the target to test (default cpu)")
+    add_soc(parser)
     parser.add_argument("--tokens", metavar="N", type=positive, default=64, help="length of the prompts (default 64)")
     parser.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
     add_json(parser)
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         args.backend,
         tokens=args.tokens,
         threads=args.threads,
+        soc=args.soc,
         stage=lambda what: console.more(f"running: {what}"),
     )
     if report.differences:

@@ -5,7 +5,6 @@ Prints one line `estream: {...}`, JSON, among whatever native code prints. `ask`
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -86,44 +85,22 @@ def devices(plugin: str) -> dict[str, Any]:
     return {"devices": names}
 
 
-def context(file: str) -> dict[str, Any]:
-    """Loads a compiled context on target htp."""
+def context(file: str, soc: str) -> dict[str, Any]:
+    """Loads a context that was compiled for `soc` on target htp."""
     from estream.runtime.htp import HtpTarget
+    from estream.runtime.soc import find_soc
 
-    with HtpTarget({}, max_rows=1, threads=1) as target:
+    with HtpTarget(find_soc(soc).provider_options, threads=1) as target:
         graph = target.load(Path(file))
         return {"inputs": len(graph.inputs), "outputs": len(graph.outputs)}
 
 
-class _Version(ctypes.Structure):
-    _fields_ = (("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("patch", ctypes.c_uint32))
-
-
-class _Interface(ctypes.Structure):
-    """The head of QnnInterface_t, up to the fifth function, backendGetBuildId."""
-
-    _fields_ = (
-        ("backend_id", ctypes.c_uint32),
-        ("provider", ctypes.c_char_p),
-        ("core_api", _Version),
-        ("backend_api", _Version),
-        ("functions", ctypes.c_void_p * 5),
-    )
-
-
 def qnn(library: str) -> dict[str, Any]:
     """Asks a QNN back end for its build, which is QAIRT's version, and the version of its interface."""
-    providers, count = ctypes.POINTER(ctypes.POINTER(_Interface))(), ctypes.c_uint32()
-    status = ctypes.CDLL(library).QnnInterface_getProviders(ctypes.byref(providers), ctypes.byref(count))
-    if status or not count.value:
-        raise TargetError(f"QnnInterface_getProviders gave status {status} and {count.value} providers")
-    interface = providers[0].contents
-    build = ctypes.c_char_p()
-    prototype = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p))
-    if prototype(interface.functions[4])(ctypes.byref(build)) or build.value is None:
-        raise TargetError("the back end does not tell its build")
-    core = interface.core_api
-    return {"build": build.value.decode(), "api": f"{core.major}.{core.minor}.{core.patch}"}
+    from estream.runtime.qairt import qnn_build
+
+    build, api = qnn_build(Path(library))
+    return {"build": build, "api": api}
 
 
 _FUNCTIONS = {function.__name__: function for function in (runtime, graphs, devices, context, qnn)}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from estream.doctor.child import ask
 from estream.doctor.finding import Finding, missing
-from estream.errors import EStreamError, TargetError
+from estream.errors import EStreamError, PackageError, TargetError, UsageError
+from estream.package.contexts import check_manifest, context_folders, file_names
 from estream.package.reader import Package
+from estream.runtime.htp import QnnLibraries
+from estream.runtime.qairt import qairt_version
+from estream.runtime.soc import find_soc
 from estream.units import format_bytes
 
 AREA = "package"
-_CONTEXT_NODE = b"EPContext"  # operator of the node that stands for a compiled context
 _REFERENCE_STEP = "Pack again, or copy the whole package: selftest then compares every graph"
 
 
@@ -42,26 +46,26 @@ def _graphs(name: str, loaded: list[str], package: Package) -> Finding:
     return Finding(AREA, name, "ok", f"{len(loaded)} load")
 
 
-def contexts(package: Package) -> list[Path]:
-    """ONNX files under graphs/htp that stand for a compiled context, in the order of their names."""
-    files = sorted((package.path / "graphs" / "htp").rglob("*.onnx"))
-    return [file for file in files if _CONTEXT_NODE in file.read_bytes()]
-
-
 def check_contexts(package: Package) -> list[Finding]:
-    """Loads every compiled context, each in a process of its own: native code does not survive all damaged ones."""
-    files = contexts(package)
-    if not files:
-        step = "Nothing to do: the cpu target needs none, and prefill on the NPU is not part of this version"
+    """One finding per SoC: the manifest fits package and library, files are whole, and every context loads.
+
+    They load one by one in processes of their own: native code does not survive all damaged ones."""
+    folders = context_folders(package.path)
+    if not folders:
+        step = f"estream compile {package.path} --soc sm8650"
         return [Finding(AREA, "contexts", "missing", "none compiled", "htp", step)]
-    return [_context(file, package) for file in files]
+    return [_contexts(folder, package) for folder in folders]
 
 
-def _context(file: Path, package: Package) -> Finding:
-    name = f"context {file.relative_to(package.path / 'graphs' / 'htp').with_suffix('')}"
+def _contexts(folder: Path, package: Package) -> Finding:
+    name, step = f"contexts {folder.name}", f"Compile again: estream compile {package.path} --soc {folder.name}"
     try:
-        answer = ask("context", file)
-    except TargetError as error:
-        step = error.next_step or "Remove the damaged files, or bring them from where they were compiled"
-        return Finding(AREA, name, "missing", f"damaged, or for another device: {error.thing}", "htp", step)
-    return Finding(AREA, name, "ok", f"loads: {answer['inputs']} inputs, {answer['outputs']} outputs", "htp")
+        soc = find_soc(folder.name)
+        manifest = check_manifest(folder, package, soc, qairt_version(QnnLibraries.find().backend))
+        for graph in manifest.graphs:
+            ask("context", folder / file_names(graph)[0], soc.name)
+    except (PackageError, TargetError, UsageError) as error:
+        return dataclasses.replace(missing(AREA, name, error, "htp"), next_step=error.next_step or step)
+    nbytes = sum(facts.nbytes for entry in manifest.graphs.values() for facts in entry.files.values())
+    said = f"{len(manifest.graphs)} load, {format_bytes(nbytes)}, QAIRT {manifest.qairt}"
+    return Finding(AREA, name, "ok", said, "htp")

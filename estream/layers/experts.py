@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from estream.flash.stream import ReadyGroup
+from estream.layers.observe import Observer
 from estream.layers.state import State
 from estream.package.layout import INTEGER_SCHEMES
 from estream.package.reader import Package
-from estream.routing import Tile
+from estream.routing import RouteTable, Tile, split_rows
 from estream.runtime.target import Buffer, Graph, Target
 
 
@@ -23,6 +25,7 @@ class ExpertRunner:
         self.rows_useful = 0
         self._state = state
         self._panel = package.pool.panel
+        self._panels_per_expert = package.pool.panels_per_expert
         self._parts = self._panel.parts
         # The float MatMul treats a single row differently from the same row among others: never run one alone.
         self._least_rows = 1 if package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs == "cpu" else 2
@@ -44,6 +47,27 @@ class ExpertRunner:
         self._gather.bind("table", self._state.normed_buffer, rows=tokens)
         self._scatter.bind("table", self._state.hidden_buffer, rows=tokens)
         self._scatter.bind("table_out", self._state.hidden_buffer, rows=tokens)
+
+    def run_group(self, ready: ReadyGroup, table: RouteTable, observe: Observer | None = None) -> None:
+        """All tokens of a group's panels: the panels one after the other, each tile by tile."""
+        for panel, buffer in ready.panels:
+            self.bind_panel(buffer)
+            for tile in table.tiles(panel // self._panels_per_expert, self.rows):
+                self.run(tile)
+                if observe:
+                    observe(ready.layer, "expert", tile.rows, {"y": self.y(len(tile.rows))}, panel)
+
+    def run_record(
+        self, layer: int, name: str, record: Buffer, gates: np.ndarray, observe: Observer | None = None
+    ) -> None:
+        """Every token through every panel of a shared expert or dense FFN. gates: float32 [N]."""
+        rows = np.arange(len(gates), dtype=np.int32)
+        for panel, offset in enumerate(range(0, record.nbytes, self._panel.panel_bytes)):
+            self.bind_panel(record.part(offset, self._panel.panel_bytes))
+            for piece in split_rows(len(rows), self.rows):
+                self.run(Tile(rows[piece], gates[piece]))
+                if observe:
+                    observe(layer, name, piece, {"y": self.y(piece.stop - piece.start)}, panel)
 
     def bind_panel(self, panel: Buffer) -> None:
         """`panel`: panel_bytes of target memory in the layout of PanelLayout; bound where it lies, never copied."""

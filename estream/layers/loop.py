@@ -1,4 +1,4 @@
-"""The layer loop: where flash and graphs meet."""
+"""The layer loop: where flash and graphs meet. The same for every target."""
 
 from __future__ import annotations
 
@@ -8,38 +8,27 @@ import numpy as np
 
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
-from estream.layers.attention import AttentionLayers, closing_graph
-from estream.layers.experts import ExpertRunner
+from estream.layers.attention import closing_graph
 from estream.layers.observe import Observer
-from estream.layers.state import State
+from estream.layers.targets import Parts
 from estream.layers.weights import DenseWeights
 from estream.models.rope import rope_tables
 from estream.package.reader import Package
-from estream.routing import RouteTable, Tile, split_rows
-from estream.runtime.target import Target
+from estream.routing import RouteTable
 from estream.telemetry.stats import Stopwatch
 
 
 class LayerLoop:
-    """All layers of a model over one prompt at a time; the hidden state goes in and comes out in `state`.
+    """All layers of a model over one prompt at a time; the hidden state goes in and comes out in `parts.state`.
 
     check: called between groups; what it raises ends the prefill.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        package: Package,
-        weights: DenseWeights,
-        state: State,
-        check: Callable[[], None],
-    ) -> None:
+    def __init__(self, package: Package, weights: DenseWeights, parts: Parts, check: Callable[[], None]) -> None:
         self._package = package
         self._weights = weights
-        self._state = state
-        self._attention = AttentionLayers(target, package, weights, state)
+        self._parts = parts
         self._check = check
-        self.runner = ExpertRunner(target, package, state)
 
     def run(
         self,
@@ -49,22 +38,23 @@ class LayerLoop:
         observe: Observer | None = None,
     ) -> None:
         """The layer loop: attention, choice of experts, then every group of the layer as flash delivers it."""
-        arch, state, runner = self._package.architecture, self._state, self.runner
+        arch, state, runner = self._package.architecture, self._parts.state, self._parts.runner
         panels = self._package.pool.panels_per_expert
         cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(tokens))
         for plan in arch.layers:
             self._check()
+            records = self._weights.layer(plan.index)
             if observe:
                 observe(plan.index, "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})
             with watch("attention_s", f"attention {plan.index}"):
-                self._attention.run(plan, tokens, cos, sin, observe)
+                self._parts.attention.run(plan, tokens, cos, sin, observe)
             if observe:
                 names = ("hidden", "normed", "logits") if plan.ffn == "moe" else ("hidden", "normed")
                 arrays = {name: getattr(state, name)[:tokens] for name in names}
                 observe(plan.index, closing_graph(plan.ffn), slice(0, tokens), arrays)
             if plan.ffn == "dense":
                 with watch("dispatch_s", f"ffn {plan.index}"):
-                    self._run_record(plan.index, "ffn", np.ones(tokens, np.float32), observe)
+                    runner.run_record(plan.index, "ffn", records["ffn"], np.ones(tokens, np.float32), observe)
                 continue
             with watch("router_s", f"router {plan.index}"):
                 choice = self._package.family.route(state.logits[:tokens])
@@ -73,28 +63,10 @@ class LayerLoop:
             if arch.shared_intermediate:
                 gates = choice.shared if choice.shared is not None else np.ones(tokens, np.float32)
                 with watch("dispatch_s", f"shared expert {plan.index}"):
-                    self._run_record(plan.index, "shared", gates, observe)
+                    runner.run_record(plan.index, "shared", records["shared"], gates, observe)
             for ready in experts.groups(plan.index):
                 with watch("dispatch_s", f"layer {plan.index} group {ready.group}"):
-                    for panel, buffer in ready.panels:
-                        runner.bind_panel(buffer)
-                        for tile in table.tiles(panel // panels, runner.rows):
-                            runner.run(tile)
-                            if observe:
-                                observe(plan.index, "expert", tile.rows, {"y": runner.y(len(tile.rows))}, panel)
+                    runner.run_group(ready, table, observe)
                 self._check()
         if observe:
             observe(len(arch.layers), "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})
-
-    def _run_record(self, layer: int, name: str, gates: np.ndarray, observe: Observer | None) -> None:
-        """Every token through every panel of a shared expert or dense FFN. gates: float32 [N]."""
-        record = self._weights.layer(layer)[name]
-        size = self._package.pool.panel.panel_bytes
-        rows = np.arange(len(gates), dtype=np.int32)
-        for offset in range(0, record.nbytes, size):
-            self.runner.bind_panel(record.part(offset, size))
-            for piece in split_rows(len(rows), self.runner.rows):
-                self.runner.run(Tile(rows[piece], gates[piece]))
-                if observe:
-                    arrays = {"y": self.runner.y(piece.stop - piece.start)}
-                    observe(layer, name, piece, arrays, offset // size)

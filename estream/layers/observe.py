@@ -21,6 +21,8 @@ class Observer(Protocol):
     | expert, shared, ffn | the layer | a tile, indices | y, the gates included |
     | final_norm | L | all that are asked for | normed |
 
+    normed is float16 on htp.
+
     Arrays are valid during the call. Those of `input`, `o_router`, `o_norm` and `final_norm` are the host's own: what
     is written into them is what the work goes on with. panel: number of the panel within its layer's records, within
     its record for `shared` and `ffn`; None elsewhere.

@@ -29,6 +29,8 @@ class State:
         self.nbytes = 0
         self._target = target
         self.block = min(BLOCK, target.max_rows)
+        # A block of queries meets all keys: the attention graph's scores are float32 [heads, block, keys].
+        self.scratch_bytes = 4 * attention.heads * self.block * max_tokens
 
         self.hidden_buffer = self._allocate("hidden", max_tokens, arch.hidden)
         self.normed_buffer = self._allocate("normed", max_tokens, arch.hidden)

@@ -80,6 +80,36 @@ def building(out: Path, *, force: bool = False, required_bytes: int = 0) -> Iter
             os.close(lock)
 
 
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """The same for a folder of files that can be made again (compiled contexts): one that exists is replaced whole.
+
+    Raises:
+        PackageError: the folder cannot be made or written.
+    """
+    out = Path(os.path.realpath(out))
+    build, lock = None, None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(out.parent):
+            _clean(out.parent)
+            build = out.parent / f".{out.name}{_BUILD}{secrets.token_hex(4)}"
+            build.mkdir()
+            lock = _try_lock(build)
+        yield build
+        _sync_folders(build)
+        with _locked(out.parent):
+            _install(build, out)
+            _sync(out.parent)
+    except OSError as problem:
+        raise PackageError(f"{out}: {problem.strerror or problem}", next_step=_WRITABLE) from problem
+    finally:
+        if build is not None:
+            shutil.rmtree(build, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
 def _check_target(out: Path, force: bool) -> None:
     if not os.path.lexists(out):
         return

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from estream.errors import PackageError
+from estream.package.contexts import ContextManifest, context_folders, damaged_files
 from estream.package.files import Progress
 from estream.package.manifest import CHECKSUMS, DENSE, POOL, FileEntry, Manifest
 from estream.package.reader import Package, Piece
@@ -46,7 +48,8 @@ class VerifyReport:
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> VerifyReport:
-    """Compares every file of the package with its size, SHA-256 and, by panel and dense tensor, CRC-32.
+    """Compares every file of the package with its size, SHA-256 and, by panel and dense tensor, CRC-32; compiled
+    contexts with their own manifest.
 
     `progress(file name, done, total)` is called with bytes of the package.
 
@@ -84,8 +87,17 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ve
     for name in manifest.files:
         if name != CHECKSUMS:
             check(name, pieces.get(name, ()))
+    contexts = 0
+    for compiled in context_folders(folder):
+        try:
+            own = ContextManifest.read(compiled)
+        except PackageError as problem:
+            damaged.append(problem.thing)
+            continue
+        damaged += damaged_files(compiled, own)
+        contexts += 2 * len(own.graphs) + 1
     seconds = time.monotonic() - started
-    return VerifyReport(folder, tuple(damaged), len(manifest.files), done, seconds, tuple(unreadable))
+    return VerifyReport(folder, tuple(damaged), len(manifest.files) + contexts, done, seconds, tuple(unreadable))
 
 
 def _pool_pieces(package: Package) -> Iterator[Piece]:

@@ -9,23 +9,31 @@ from estream.runtime.target import Buffer, Graph, Target, TensorInfo
 
 __all__ = ["TARGETS", "Buffer", "Graph", "Target", "TensorInfo", "open_target"]
 
-TARGETS = ("cpu", "mock")
+TARGETS = ("cpu", "htp", "mock")
 MOST_THREADS = 256
 
 
 def open_target(
-    name: str, *, threads: int | None = None, reference: bool = False, library: str | Path | None = None
+    name: str,
+    *,
+    threads: int | None = None,
+    reference: bool = False,
+    library: str | Path | None = None,
+    soc: str | None = None,
 ) -> Target:
     """Opens a target by name; close it when done.
 
     Args:
-        name: `cpu` (ONNX Runtime's CPU provider) or `mock` (no run time: records, executes nothing).
+        name: `cpu` (ONNX Runtime's CPU provider), `htp` (the NPU, or its simulator on x86-64)
+            or `mock` (no run time: records, executes nothing).
         threads: compute threads; None: as many as this process has cores.
         reference: use the package's reference graphs (dequantise, then float32) instead of the target's own.
         library: path of libonnxruntime.so; None: the one of the installed onnxruntime package.
+        soc: htp only: the phone that is simulated, or whose contexts are loaded.
 
     Raises:
-        UsageError: unknown name, or a thread count that is not 1 to MOST_THREADS.
+        UsageError: unknown name or SoC, a thread count that is not 1 to MOST_THREADS, or an option that the target does
+            not have.
         TargetError: the run time cannot be found or started.
     """
     if threads is not None and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
@@ -34,6 +42,14 @@ def open_target(
         from estream.runtime.cpu import CpuTarget
 
         return CpuTarget(threads=threads, reference=reference, library=library)
+    if name == "htp":
+        from estream.runtime.htp import HtpTarget
+        from estream.runtime.soc import DEFAULT_SOC, find_soc
+
+        if reference:
+            raise UsageError("target htp has no reference graphs", next_step="Use --backend cpu --reference")
+        options = find_soc(soc or DEFAULT_SOC).provider_options
+        return HtpTarget(options, threads=threads, library=library)
     if name == "mock":
         from estream.runtime.mock import MockTarget
 

@@ -22,6 +22,7 @@ from estream.runtime.ort import OrtTarget
 PROVIDER = "QNNExecutionProvider"
 _PLUGIN = "libonnxruntime_providers_qnn.so"
 _BACKEND = "libQnnHtp.so"
+MAX_ROWS = 256  # of the largest tile; blocks have the rows that their graphs were built for
 
 _lock = threading.Lock()
 _registered: dict[int, int] = {}  # environment handle -> targets that use the plugin
@@ -64,12 +65,13 @@ class HtpTarget(OrtTarget):
 
     name = "htp"
     graphs = "htp"
+    signed = False
 
     def __init__(
         self,
         options: Mapping[str, str],
         *,
-        max_rows: int,
+        max_rows: int = MAX_ROWS,
         threads: int | None = None,
         folder: str | Path | None = None,
         library: str | Path | None = None,

@@ -28,11 +28,12 @@ def selftest(
     tokens: int = TOKENS,
     threads: int | None = None,
     stage: Callable[[str], None] | None = None,
+    soc: str | None = None,
 ) -> SelftestReport:
     """Compares `backend` with the package's reference lowering, layer by layer, each with the reference's input.
 
     Where the package holds no reference graphs, only what needs none is checked: outputs are finite, not zero, and two
-    prompts give two answers. tokens: length of the prompts. stage: told what begins.
+    prompts give two answers. tokens: length of the prompts. soc: as of Engine. stage: told what begins.
 
     Raises EStreamError: the package cannot be opened or is damaged, the prompt is longer than the context, the target
     fails. An output that is not finite is a finding.
@@ -45,7 +46,7 @@ def selftest(
     if has_reference(package):
         say("reference lowering")
         reference = _reference(path, prompts[0], threads)
-    with Engine(path, backend, threads=threads, max_tokens=tokens) as engine:
+    with Engine(path, backend, threads=threads, max_tokens=tokens, soc=soc) as engine:
         manifest, configuration = package.manifest, engine.configuration
         name, graphs = str(configuration["backend"]), str(configuration["graphs"])
         outlines, logits, stopped = (Outline(), Outline()), [], None

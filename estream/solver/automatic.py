@@ -95,9 +95,8 @@ def budget_bytes(memory: int | str | None) -> int | None:
 SCRATCH_BYTES = 64 << 20  # graphs' own intermediate tensors apart from attention scores, allocator slack
 
 
-def held_bytes(now: int, state: int, block: int, arch: Architecture, max_tokens: int) -> int:
+def held_bytes(now: int, state: int, scratch: int, arch: Architecture, max_tokens: int) -> int:
     """Bytes that the process needs beside the arena. now: held already (run time, dense weights); state: reserved for
-    activations and not yet touched. A block of queries meets all keys: its scores are float32 [heads, block, keys]."""
-    scores = 4 * arch.attention.heads * block * max_tokens
+    activations and not yet touched; scratch: the attention graph's own."""
     embedded = 8 * arch.hidden * max_tokens  # the rows as read, and in float32
-    return now + state + scores + embedded + SCRATCH_BYTES
+    return now + state + scratch + embedded + SCRATCH_BYTES

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from estream.runtime.soc import find_soc
 from qnn_graphs.htp.session import VERBOSE, open_session
-from qnn_graphs.htp.soc import find_soc
 
 COMPILED = "estream: compiled"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import onnx
 
 from estream.errors import TargetError
+from estream.runtime.soc import find_soc
 from qnn_graphs.htp.child import COMPILED
 from qnn_graphs.htp.report import Report, errors, parse_report, qairt_version, refusals
-from qnn_graphs.htp.soc import find_soc
 
 TIMEOUT_S = 600.0
 _ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import onnxruntime
 import onnxruntime_qnn
 
-from qnn_graphs.htp.soc import Soc
+from estream.runtime.soc import Soc
 
 PROVIDER = "QNNExecutionProvider"
 SILENT = 4  # ONNX Runtime's log severity: 0 everything, 4 fatal only

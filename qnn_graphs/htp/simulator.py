@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 
 from estream.errors import TargetError
+from estream.runtime.soc import DEFAULT_SOC, find_soc
 from qnn_graphs.htp.compiler import check_static, compile_graph
 from qnn_graphs.htp.session import open_session
-from qnn_graphs.htp.soc import DEFAULT_SOC, find_soc
 
 
 class Simulator:

@@ -1,0 +1,144 @@
+"""The dense half of a layer on htp, in fixed blocks of T rows: norm, qkv, attention, o, norm with router logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estream.layers.htp.graphs import HtpGraphs
+from estream.layers.htp.masks import MASKED, Masks
+from estream.layers.htp.state import HtpState, Tensor, nbytes, tensors
+from estream.layers.htp.weights import Bindings
+from estream.layers.observe import Observer
+from estream.layers.weights import DenseWeights
+from estream.models.base import LayerPlan
+from estream.package.chunks import head_groups
+from estream.package.reader import Package
+from estream.runtime.target import Buffer
+
+_STATE = ("max", "sum", "attn")
+_QKV = tuple(f"{name}{part}" for name in "qkv" for part in ("", ".scale", ".bias", "_norm"))
+
+
+class HtpAttention:
+    """Runs any layer's attention over the state. Keys and values stay in the blocks that the qkv graph wrote."""
+
+    def __init__(self, graphs: HtpGraphs, package: Package, weights: DenseWeights, state: HtpState) -> None:
+        arch = package.architecture
+        self._graphs, self._state, self._rows = graphs, state, graphs.rows
+        self._groups = head_groups(arch.attention)
+        self._layers = {plan.index: self._bindings(plan, weights) for plan in arch.layers}
+        self._masks = Masks(state.allocate, graphs.rows, {plan.window for plan in arch.layers})
+        graphs.qkv.bind("normed", state.block_normed.buffer)
+        self._cos, self._sin = state.bound(graphs.qkv, "cos"), state.bound(graphs.qkv, "sin")
+        self._q = tensors(state, graphs.qkv, "q_out")
+        blocks = -(-state.max_tokens // graphs.rows)
+        self._k, self._v = (self._cache(name, blocks) for name in ("k_out", "v_out"))
+        self._attn, self._delta = tensors(state, graphs.o, "attn"), tensors(state, graphs.o, "delta")
+        core = graphs.attention
+        self._start = {name: Tensor(self._scratch(name, "start"), core.inputs[name]) for name in _STATE}
+        self._start["max"].array[...] = MASKED
+        self._between = [{name: self._scratch(name, f"pass {turn}") for name in _STATE} for turn in (0, 1)]
+
+    def run(
+        self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray, observe: Observer | None = None
+    ) -> None:
+        """`cos`, `sin`: float32 [tokens, head_dim / 2] of the tokens' positions.
+
+        Raises NumericError when the layer's input or output is not finite.
+        """
+        state, where = self._state, f"layer {plan.index}"
+        before, qkv, o, after = self._layers[plan.index]
+        qkv.bind()
+        o.bind()
+        for block in range(-(-tokens // self._rows)):
+            start, rows = block * self._rows, min(self._rows, tokens - block * self._rows)
+            piece = slice(start, start + rows)
+            state.norm(before, start, rows, f"{where}, hidden state before attention")
+            for table, part in ((self._cos, cos), (self._sin, sin)):
+                table.array[:rows] = part[piece]
+            for name, cache in (("k_out", self._k), ("v_out", self._v)):
+                for group, tensor in enumerate(cache[block]):
+                    self._graphs.qkv.bind(f"{name}.{group}", tensor.buffer)
+            self._graphs.qkv.run()
+            if observe:
+                observe(plan.index, "qkv", piece, self._seen_qkv(block, rows))
+            self._attend(plan.window, block)
+            if observe:
+                observe(plan.index, "attention", piece, {"attn": self._tokens_first(self._attn, rows)})
+            self._graphs.o.run()
+            self._add_delta(start, rows)
+            state.norm(after, start, rows, f"{where}, hidden state after attention")
+            state.keep(start, rows, f"{where}, router logits" if plan.ffn == "moe" else None)
+
+    def _attend(self, window: int | None, block: int) -> None:
+        """All head groups of a query block over the key blocks that it sees, in ascending order, `steps` per call."""
+        core, steps, first = self._graphs.attention, self._graphs.steps, self._masks.first(window, block)
+        calls = range(first, block + 1, steps)
+        for group, q in enumerate(self._q):
+            core.bind("q", q.buffer)
+            shared = group // self._groups.sharing
+            state = {name: tensor.buffer for name, tensor in self._start.items()}
+            for turn, call in enumerate(calls):
+                for step in range(steps):
+                    key = min(call + step, block)  # beyond the diagonal: any keys, all masked
+                    core.bind(f"k.{step}", self._k[key][shared].buffer)
+                    core.bind(f"v.{step}", self._v[key][shared].buffer)
+                    live = call + step <= block
+                    core.bind(f"mask.{step}", self._masks.of(window, block - key) if live else self._masks.nothing)
+                after = dict(self._between[turn % 2])
+                if call == calls[-1]:
+                    after["attn"] = self._attn[group].buffer
+                for name in _STATE:
+                    core.bind(name, state[name])
+                    core.bind(f"{name}_out", after[name])
+                core.run()
+                state = after
+
+    def _add_delta(self, start: int, rows: int) -> None:
+        column = 0
+        for piece in self._delta:
+            width = piece.array.shape[1]
+            self._state.hidden[start : start + rows, column : column + width] += piece.array[:rows]
+            column += width
+
+    def _bindings(self, plan: LayerPlan, weights: DenseWeights) -> tuple[Bindings, Bindings, Bindings, Bindings]:
+        """Weights of a layer's four calls, in their order."""
+        state, own, where = self._state, dict(weights.layer(plan.index)), f"layer {plan.index}"
+        return (
+            state.norm_weights({name: own[name] for name in own if name != "router"}, "attn_norm", where),
+            state.half.bindings(self._graphs.qkv, own, _QKV, where),
+            state.half.bindings(self._graphs.o, own, ("o", "o.scale", "o.bias"), where),
+            state.norm_weights(own, "ffn_norm", where),
+        )
+
+    def _cache(self, name: str, blocks: int) -> list[list[Tensor]]:
+        """One allocation for all blocks; keys and values lie in it block by block, KV group by KV group."""
+        infos = [self._graphs.qkv.outputs[f"{name}.{group}"] for group in range(self._groups.kv_groups)]
+        size = nbytes(infos[0])
+        whole = self._state.allocate(f"cache {name}", size * len(infos) * blocks)
+        return [
+            [Tensor(whole.part((block * len(infos) + i) * size, size), info) for i, info in enumerate(infos)]
+            for block in range(blocks)
+        ]
+
+    def _scratch(self, name: str, label: str) -> Buffer:
+        return self._state.allocate(f"attention {name}, {label}", nbytes(self._graphs.attention.inputs[name]))
+
+    def _seen_qkv(self, block: int, rows: int) -> dict[str, np.ndarray]:
+        """q, k, v of a block's first rows as an observer sees them, float32 [rows, width]."""
+        k = np.concatenate([tensor.array for tensor in self._k[block]])  # [heads, D, T]
+        v = np.concatenate([tensor.array for tensor in self._v[block]])  # [heads, T, D]
+        return {
+            "q": self._tokens_first(self._q, rows),
+            "k": _flat(k.transpose(2, 0, 1)[:rows]),
+            "v": _flat(v.transpose(1, 0, 2)[:rows]),
+        }
+
+    def _tokens_first(self, groups: list[Tensor], rows: int) -> np.ndarray:
+        """Head groups [kv heads, folded · T, D] → float32 [rows, heads · D]."""
+        heads = [tensor.array.reshape(-1, self._rows, tensor.array.shape[2]) for tensor in groups]
+        return _flat(np.concatenate(heads).transpose(1, 0, 2)[:rows])
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32).reshape(len(values), -1)

@@ -1,0 +1,90 @@
+"""Dense weights as the HTP graphs take them: matrices where they lie, vectors and routers in float16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from estream.errors import PackageError
+from estream.package.layout import align
+from estream.runtime.target import Buffer, Graph, Target, TensorInfo
+
+_ALIGN = 128
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """What a graph takes of a layer's weights: buffers by input name."""
+
+    graph: Graph
+    buffers: Mapping[str, Buffer]
+
+    def bind(self) -> None:
+        for name, buffer in self.buffers.items():
+            self.graph.bind(name, buffer)
+
+
+class HalfWeights:
+    """Finds the inputs of HTP graphs among a layer's weights, and keeps float16 copies of what is stored in float32."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._copies: dict[int, Buffer] = {}  # by address of the float32 original
+        self.nbytes = 0
+
+    def bindings(self, graph: Graph, weights: Mapping[str, Buffer], names: Iterable[str], where: str) -> Bindings:
+        """names: graph inputs that are weights, as `input` or `input=name in the package`; chunks of `name` count.
+
+        Raises PackageError naming a weight that is missing or has another size than the graph takes.
+        """
+        renamed = dict((pair.split("=") * 2)[:2] for pair in names)
+        buffers: dict[str, Buffer] = {}
+        for name, info in graph.inputs.items():
+            base, _, number = name.rpartition(".")
+            base, chunk = (base, int(number)) if number.isdigit() else (name, None)
+            if base in renamed:
+                key = renamed[base]
+                chunks = (
+                    sum(1 for other in graph.inputs if other.rpartition(".")[0] == base) if chunk is not None else 1
+                )
+                buffers[name] = self._find(weights, key, chunk, chunks, info, where)
+        return Bindings(graph, buffers)
+
+    def _find(
+        self, weights: Mapping[str, Buffer], key: str, chunk: int | None, chunks: int, info: TensorInfo, where: str
+    ) -> Buffer:
+        count = math.prod(int(size) for size in info.shape)
+        nbytes = count * info.dtype.itemsize
+        own = weights.get(key if chunk is None else f"{key}.{chunk}")
+        if own is not None and own.nbytes == nbytes:
+            return own
+        whole = weights.get(key)
+        if whole is not None and info.dtype == np.float16:
+            if whole.nbytes == 4 * count * chunks:
+                whole = self._half(whole, f"{where}, {key}")
+            # Chunks of a vector are parts of it; those of a matrix are tensors of their own.
+            if whole.nbytes == nbytes * chunks and (chunks == 1 or info.shape[0] == 1):
+                return whole.part((chunk or 0) * nbytes, nbytes)
+        had = own if own is not None else whole
+        raise PackageError(
+            f"{where}: weight {key if chunk is None else f'{key}.{chunk}'}",
+            asked=f"{info.dtype}{list(info.shape)} for the NPU",
+            had="nothing" if had is None else f"{had.nbytes} bytes",
+            next_step="Pack the checkpoint again with --experts f16, int8 or int4",
+        )
+
+    def _half(self, whole: Buffer, what: str) -> Buffer:
+        if whole.address not in self._copies:
+            count = whole.nbytes // 4
+            copy = self._target.allocate(align(2 * count, _ALIGN), f"float16 {what}").part(0, 2 * count)
+            with np.errstate(over="ignore"):
+                values = whole.array(np.float32, (count,)).astype(np.float16)
+            if not np.isfinite(values).all():
+                raise PackageError(f"{what} does not fit float16", next_step="Use --backend cpu")
+            copy.array(np.float16, (count,))[...] = values
+            self._copies[whole.address] = copy
+            self.nbytes += copy.nbytes
+        return self._copies[whole.address]

@@ -1,0 +1,103 @@
+"""What of a prefill differs between targets, and which target gets which: the layer loop sees these contracts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from estream.flash.stream import ReadyGroup
+from estream.layers.attention import AttentionLayers
+from estream.layers.experts import ExpertRunner
+from estream.layers.head import Head, LogitsSink
+from estream.layers.htp.attention import HtpAttention
+from estream.layers.htp.experts import HtpExperts
+from estream.layers.htp.graphs import HtpGraphs
+from estream.layers.htp.head import HtpHead
+from estream.layers.htp.state import HtpState
+from estream.layers.observe import Observer
+from estream.layers.state import State
+from estream.layers.weights import DenseWeights
+from estream.models.base import LayerPlan
+from estream.package.contexts import Contexts
+from estream.package.reader import Package
+from estream.routing import RouteTable
+from estream.runtime.target import Buffer, Target
+
+
+class PrefillState(Protocol):
+    """hidden float32 [max_tokens, H], normed [max_tokens, H] (float32, float16 on htp), logits float32
+    [max_tokens, R]. block: rows of a pass. nbytes: reserved. scratch_bytes: what attention needs beside it."""
+
+    hidden: np.ndarray
+    normed: np.ndarray
+    logits: np.ndarray
+    block: int
+    nbytes: int
+    scratch_bytes: int
+    bytes_copied: int
+
+
+class AttentionPart(Protocol):
+    """A layer's dense half: hidden is updated, normed and logits are filled."""
+
+    def run(
+        self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray, observe: Observer | None = None
+    ) -> None: ...
+
+
+class ExpertPart(Protocol):
+    """hidden[rows] += expert(normed[rows]) · gates, in the order of experts, panels, tiles."""
+
+    rows: int  # of the largest tile
+    rows_computed: int
+    rows_useful: int
+
+    def begin(self, tokens: int) -> None: ...
+
+    def run_group(self, ready: ReadyGroup, table: RouteTable, observe: Observer | None = None) -> None: ...
+
+    def run_record(
+        self, layer: int, name: str, record: Buffer, gates: np.ndarray, observe: Observer | None = None
+    ) -> None: ...
+
+
+class HeadPart(Protocol):
+    """Final norm and logits of chosen rows."""
+
+    def normalise(self, first: int, last: int) -> None: ...
+
+    def run(self, first: int, last: int, sink: LogitsSink) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """configuration: what of the target results and reports carry."""
+
+    state: PrefillState
+    attention: AttentionPart
+    runner: ExpertPart
+    head: HeadPart
+    configuration: Mapping[str, object] = field(default_factory=dict)
+
+
+def open_parts(
+    target: Target, package: Package, weights: DenseWeights, max_tokens: int, contexts: Contexts | None
+) -> Parts:
+    """Loads the package's graphs. `contexts`: the compiled ones, for target htp. Raises EStreamError."""
+    if contexts is None:
+        state = State(target, package.architecture, max_tokens)
+        attention = AttentionLayers(target, package, weights, state)
+        runner = ExpertRunner(target, package, state)
+        return Parts(state, attention, runner, Head(target, package, weights, state))
+    graphs = HtpGraphs(target, contexts)
+    half = HtpState(target, package.architecture, graphs, weights, max_tokens)
+    return Parts(
+        half,
+        HtpAttention(graphs, package, weights, half),
+        HtpExperts(target, graphs, package, half),
+        HtpHead(graphs, package, weights, half),
+        {"soc": contexts.soc, "simulated": contexts.simulated, "ladder": graphs.ladder, "qairt": contexts.qairt},
+    )
