@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from estream.models.base import Architecture
-from estream.package.layout import DENSE_SCHEMES, SCHEMES
+from estream.package.layout import DENSE_SCHEMES, SCHEMES, PanelLayout
 from qnn_graphs.attention import attention_name, build_attention
 from qnn_graphs.expert import build_expert
 from qnn_graphs.head import build_final_norm, build_head
@@ -39,11 +39,11 @@ def build_graphs(
     hidden, eps = architecture.hidden, architecture.norm_eps
     graphs = {
         "qkv": build_qkv(architecture, dense, target),
-        "expert": build_expert(hidden, panel_width, experts, target),
+        "expert": build_expert(PanelLayout(hidden, panel_width, experts), target),
         "gather": build_gather(hidden),
         "scatter_add": build_scatter_add(hidden),
         "final_norm": build_final_norm(hidden, eps),
-        "head": build_head(hidden, head_width, dense, target),
+        "head": build_head(architecture, head_width, dense, target),
     }
     for plan in architecture.layers:
         name = attention_name(plan.window)

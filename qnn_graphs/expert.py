@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import onnx
 
+from estream.package.layout import PanelLayout
 from qnn_graphs.builder import MICROSOFT, ROWS, Builder
-from qnn_graphs.linear import declare_weight, linear, product, scale_rows
+from qnn_graphs.linear import Product, declare_weight, join, product, scale_rows
 
 
-def build_expert(hidden: int, width: int, scheme: str, target: str) -> onnx.ModelProto:
+def build_expert(panel: PanelLayout, target: str) -> onnx.ModelProto:
     """x [rows, H], gates [rows, 1], the panel's parts (`PanelLayout`) → y [rows, H].
 
     A factor per row commutes with the down product and with its quantisation, so the gates and every row scale but
     the gate projection's meet in one [rows, 1] vector that is applied once, to y.
     """
-    b = Builder("expert")
+    b, hidden, width, scheme, chunks = Builder("expert"), panel.hidden, panel.width, panel.scheme, panel.chunks
     x, gates = b.input("x", (ROWS, hidden)), b.input("gates", (ROWS, 1))
-    gate = declare_weight(b, "gate", (hidden, width), scheme, "gate_scale")
-    up = declare_weight(b, "up", (hidden, width), scheme, "mid_scale")
-    down = declare_weight(b, "down", (width, hidden), scheme)
-    activated = silu(b, linear(b, x, gate, scheme, target))
-    raised = product(b, x, up, scheme, target)
-    middle = b.node("Mul", activated, raised.value)
-    lowered = product(b, middle, down, scheme, target)
+    gate = declare_weight(b, "gate", (hidden, width), scheme, chunks, scale="gate_scale")
+    up = declare_weight(b, "up", (hidden, width), scheme, chunks, scale="mid_scale", factors=2)
+    down = declare_weight(b, "down", (width, hidden), scheme, chunks)
+    gated, raised = product(b, x, gate, scheme, target), product(b, x, up, scheme, target)
+    middle = []
+    for g, u in zip(gated.values, raised.values, strict=True):
+        scaled = scale_rows(b, Product((g,), gated.row_scales)) if gated.row_scales else g
+        middle.append(b.node("Mul", silu(b, scaled), u))
+    lowered = product(b, join(b, middle), down, scheme, target)
     scale_rows(b, lowered, gates, *raised.row_scales, out=b.output("y", (ROWS, hidden)))
     return b.model()
 

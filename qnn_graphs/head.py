@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx
 
+from estream.models.base import Architecture
+from estream.package.chunks import linear_chunks
 from qnn_graphs.builder import ROWS, Builder
 from qnn_graphs.linear import declare_weight, linear
 from qnn_graphs.norm import rms_norm
@@ -17,9 +19,10 @@ def build_final_norm(hidden: int, eps: float) -> onnx.ModelProto:
     return b.model()
 
 
-def build_head(hidden: int, width: int, scheme: str, target: str) -> onnx.ModelProto:
-    """normed [rows, H], head [H, Vs] → logits [rows, Vs]."""
-    b = Builder("head")
-    x, weight = b.input("normed", (ROWS, hidden)), declare_weight(b, "head", (hidden, width), scheme, "head.scale")
+def build_head(arch: Architecture, width: int, scheme: str, target: str) -> onnx.ModelProto:
+    """normed [rows, H], head [H, Vs] in column chunks → logits [rows, Vs]."""
+    b, chunks = Builder("head"), linear_chunks(arch, "head", width, scheme)
+    x = b.input("normed", (ROWS, arch.hidden))
+    weight = declare_weight(b, "head", (arch.hidden, width), scheme, chunks, scale="head.scale")
     linear(b, x, weight, scheme, target, out=b.output("logits", (ROWS, width)))
     return b.model()

@@ -6,6 +6,10 @@
 | int8 | rows quantised to uint8 (zero point 128, symmetric, one scale per row), integer product | weight cast, MatMul |
 | int4 | nibbles unpacked to int8, exactly, then as int8 | nibbles unpacked to float32, MatMul |
 
+A weight comes in column chunks: one product for each, side by side afterwards. int8 weights are two's complement here,
+where packages hold integers + 128 (the engine flips the top bits in memory): the provider multiplies uint8 × uint8 four
+times slower.
+
 int4 unpacks once per call: 1 ms for a 2048 × 1024 matrix, as much as the integer product of 200 rows.
 
 A symmetric int8 activation would be the natural choice; the CPU provider is an order of magnitude slower at it than
@@ -14,11 +18,13 @@ at uint8 × int8.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from estream.package.layout import INT4_GROUP, INTEGER_SCHEMES
+from estream.package.chunks import chunk_names
+from estream.package.layout import INT4_GROUP, INTEGER_SCHEMES, STEP
 from qnn_graphs.builder import FLOAT, INT8, MICROSOFT, Builder
 
 WEIGHT_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "int8": np.int8, "int4": np.uint8}
@@ -29,9 +35,9 @@ _LEAST_MAGNITUDE = 1e-30  # stands in for the largest magnitude of a row of zero
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A weight [K, N]: names of its input, of its scales [N] (None: no scale per output channel) and, for int4, of its
-    multipliers."""
+class Chunk:
+    """A column chunk [K, N/C] of a weight: names of its input, of its scales float32 [N/C] (None: no scale per output
+    channel) and, for int4, of its multipliers."""
 
     name: str
     shape: tuple[int, int]
@@ -39,54 +45,99 @@ class Weight:
     multiplier: str = ""
 
 
+Weight = tuple[Chunk, ...]
+
+
 @dataclass(frozen=True)
 class Product:
-    """x · weight, still to be multiplied by `row_scales` ([rows, 1] each): whoever multiplies next may fold them in."""
+    """x · weight by column chunks, still to be multiplied by `row_scales` ([rows, 1] each): whoever multiplies next may
+    fold them in."""
 
-    value: str
+    values: tuple[str, ...]
     row_scales: tuple[str, ...] = ()
 
 
-def declare_weight(b: Builder, name: str, shape: tuple[int, int], scheme: str, scale: str | None = None) -> Weight:
-    """Declares the graph inputs of a weight [K, N]; `scale` names its scales, which only a quantised scheme has.
+def declare_weight(
+    b: Builder,
+    name: str,
+    shape: tuple[int, int],
+    scheme: str,
+    chunks: int = 1,
+    *,
+    scale: str | None = None,
+    factors: int = 1,
+) -> Weight:
+    """Declares the graph inputs of a weight [K, N] in `chunks` column chunks (`chunk_names`).
 
-    int4: `name` is U8 [K/2, N], and `{name}_multiplier` U8 [K/32, N] (`PanelLayout`).
+    `scale` names its magnitudes, float16 [N], which only a quantised scheme has: the products of `factors` weights'.
+    int4: chunks are U8 [K/2, N/C], and `{name}_multiplier` U8 [K/32, N/C] (`PanelLayout`).
     """
-    rows, columns = shape
-    multiplier = ""
+    rows, columns = shape[0], shape[1] // chunks
+    names, multipliers = chunk_names(name, chunks), [""] * chunks
     if scheme == "int4":
-        multiplier = b.input(f"{name}_multiplier", (rows // INT4_GROUP, columns), np.uint8)
-        rows //= 2
-    b.input(name, (rows, columns), WEIGHT_DTYPES[scheme])
+        multipliers = [
+            b.input(key, (rows // INT4_GROUP, columns), np.uint8) for key in chunk_names(f"{name}_multiplier", chunks)
+        ]
+    for key in names:
+        b.input(key, (rows // 2 if scheme == "int4" else rows, columns), WEIGHT_DTYPES[scheme])
+    scales: list[str | None] = [None] * chunks
     if scheme in INTEGER_SCHEMES and scale is not None:
-        b.input(scale, (columns,))
-    else:
-        scale = None
-    return Weight(name, shape, scale, multiplier)
+        magnitudes = b.node("Cast", b.input(scale, (shape[1],), np.float16), to=FLOAT)
+        whole = b.node("Mul", magnitudes, b.scalar(STEP**factors))
+        scales = [whole]
+        if chunks > 1:
+            scales = [*b.nodes("Split", whole, outs=(None,) * chunks, axis=0, num_outputs=chunks)]
+    return tuple(
+        Chunk(key, (rows, columns), own, multiplier)
+        for key, own, multiplier in zip(names, scales, multipliers, strict=True)
+    )
 
 
 def linear(b: Builder, x: str, weight: Weight, scheme: str, target: str, out: str | None = None) -> str:
     """x [rows, K] · weight [K, N] → float32 [rows, N]."""
-    if scheme in INTEGER_SCHEMES and target == "cpu":
-        return scale_rows(b, product(b, x, weight, scheme, target), out=out)
-    return product(b, x, weight, scheme, target, out=out).value
+    result = product(b, x, weight, scheme, target, out=None if _integer_path(scheme, target) else out)
+    if result.row_scales:
+        return scale_rows(b, result, out=out)
+    return join(b, result.values, out=out)
 
 
 def product(b: Builder, x: str, weight: Weight, scheme: str, target: str, out: str | None = None) -> Product:
-    """As `linear`, but leaves factors per row to the caller."""
-    if scheme in INTEGER_SCHEMES and target == "cpu":
-        integers = _integers(b, weight) if scheme == "int4" else weight.name
-        quantised, scale = _quantise_rows(b, x)
-        columns = weight.scale if weight.scale is not None else b.scalar(1.0)
-        operands = (quantised, integers, b.scalar(1.0), columns, b.constant(np.uint8(_LARGEST + 1)))
-        return Product(b.node("MatMulIntegerToFloat", *operands, domain=MICROSOFT, out=out), (scale,))
-    matrix = _floats(b, weight, scheme)
-    if weight.scale is None:
-        return Product(b.node("MatMul", x, matrix, out=out))
-    return Product(b.node("Mul", b.node("MatMul", x, matrix), weight.scale, out=out))
+    """As `linear`, but leaves factors per row, and putting chunks side by side, to the caller.
+
+    `out` names the result of a weight in one chunk."""
+    if len(weight) > 1:
+        out = None
+    if _integer_path(scheme, target):
+        quantised, row_scale = _quantise_rows(b, x)
+        values = tuple(_integer_product(b, quantised, chunk, scheme, out) for chunk in weight)
+        return Product(values, (row_scale,))
+    return Product(tuple(_float_product(b, x, chunk, scheme, out) for chunk in weight))
 
 
-def _floats(b: Builder, weight: Weight, scheme: str) -> str:
+def _integer_path(scheme: str, target: str) -> bool:
+    return scheme in INTEGER_SCHEMES and target == "cpu"
+
+
+def _integer_product(b: Builder, quantised: str, chunk: Chunk, scheme: str, out: str | None) -> str:
+    integers = _integers(b, chunk) if scheme == "int4" else chunk.name
+    columns = chunk.scale if chunk.scale is not None else b.scalar(1.0)
+    operands = (quantised, integers, b.scalar(1.0), columns, b.constant(np.uint8(_LARGEST + 1)))
+    return b.node("MatMulIntegerToFloat", *operands, domain=MICROSOFT, out=out)
+
+
+def _float_product(b: Builder, x: str, chunk: Chunk, scheme: str, out: str | None) -> str:
+    matrix = _floats(b, chunk, scheme)
+    if chunk.scale is None:
+        return b.node("MatMul", x, matrix, out=out)
+    return b.node("Mul", b.node("MatMul", x, matrix), chunk.scale, out=out)
+
+
+def join(b: Builder, values: Sequence[str], out: str | None = None) -> str:
+    """Column chunks [rows, N/C] side by side; one that is alone already has its name."""
+    return values[0] if len(values) == 1 else b.node("Concat", *values, axis=1, out=out)
+
+
+def _floats(b: Builder, weight: Chunk, scheme: str) -> str:
     """float32 [K, N] of the stored numbers: what remains to be multiplied are scales."""
     if scheme == "f32":
         return weight.name
@@ -98,7 +149,7 @@ def _floats(b: Builder, weight: Weight, scheme: str) -> str:
     return b.node("Reshape", b.node("Mul", grouped, multiplier), b.integers(*weight.shape))
 
 
-def _integers(b: Builder, weight: Weight) -> str:
+def _integers(b: Builder, weight: Chunk) -> str:
     """int8 [K, N] = (nibble - 8) · multiplier: a quantised product with scales of 1, which rounds nothing.
 
     High nibbles by rounding (byte - 8) / 15.97, right for all 256 bytes by 1/1000 and more: the provider shifts bytes
@@ -115,12 +166,12 @@ def _integers(b: Builder, weight: Weight) -> str:
     return b.node("Reshape", b.node("QLinearMul", *operands, domain=MICROSOFT), b.integers(*weight.shape))
 
 
-def _nibbles(b: Builder, weight: Weight, high: str) -> str:
+def _nibbles(b: Builder, weight: Chunk, high: str) -> str:
     """uint8 [K, N] of 0 … 15, `high` being those of the high nibbles."""
     return b.node("Concat", b.node("BitwiseAnd", weight.name, b.constant(np.uint8(15))), high, axis=0)
 
 
-def _by_group(b: Builder, weight: Weight, values: str, multiplier: str) -> tuple[str, str]:
+def _by_group(b: Builder, weight: Chunk, values: str, multiplier: str) -> tuple[str, str]:
     """[K/32, 32, N] and [K/32, 1, N]."""
     rows, columns = weight.shape
     groups = rows // INT4_GROUP
@@ -129,12 +180,12 @@ def _by_group(b: Builder, weight: Weight, values: str, multiplier: str) -> tuple
 
 
 def scale_rows(b: Builder, result: Product, *more: str, out: str | None = None) -> str:
-    """The product times its row scales and `more` factors [rows, 1], in one pass over the product."""
+    """The whole product times its row scales and `more` factors [rows, 1], in one pass over it."""
     first, *rest = (*more, *result.row_scales)
     factor = first
     for scale in rest:
         factor = b.node("Mul", factor, scale)
-    return b.node("Mul", result.value, factor, out=out)
+    return b.node("Mul", join(b, result.values), factor, out=out)
 
 
 def _quantise_rows(b: Builder, x: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx
 
 from estream.models.base import Architecture
+from estream.package.chunks import linear_chunks
 from qnn_graphs.builder import ROWS, Builder
 from qnn_graphs.linear import declare_weight, linear
 from qnn_graphs.norm import head_norm, rms_norm
@@ -35,7 +36,8 @@ def _project(
 ) -> None:
     """One projection and what follows it; its last step writes the output itself."""
     width = heads * arch.attention.head_dim
-    weight = declare_weight(b, name, (arch.hidden, width), scheme, f"{name}.scale")
+    chunks = linear_chunks(arch, name, width, scheme)
+    weight = declare_weight(b, name, (arch.hidden, width), scheme, chunks, scale=f"{name}.scale")
     steps: list[_Step] = [lambda x, out: linear(b, x, weight, scheme, target, out=out)]
     steps += _adjustments(b, name, width, arch)
     if rope is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from estream.models.base import Architecture
+from estream.package.chunks import linear_chunks
 from qnn_graphs.builder import ROWS, Builder
 from qnn_graphs.linear import declare_weight, linear
 from qnn_graphs.norm import rms_norm
@@ -17,7 +18,8 @@ def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool)
     """
     b, width = Builder("o_router" if router else "o_norm"), arch.hidden
     attn, hidden = b.input("attn", (ROWS, arch.attention.q_width)), b.input("hidden", (ROWS, width))
-    weight = declare_weight(b, "o", (arch.attention.q_width, width), scheme, "o.scale")
+    chunks = linear_chunks(arch, "o", width, scheme)
+    weight = declare_weight(b, "o", (arch.attention.q_width, width), scheme, chunks, scale="o.scale")
     projected = linear(b, attn, weight, scheme, target)
     if arch.attention.o_bias:
         projected = b.node("Add", projected, b.input("o.bias", (width,)))

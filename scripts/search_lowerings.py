@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from estream.errors import TargetError
+from estream.package.chunks import CHUNK_ELEMENTS
 from qnn_graphs.htp.compiler import compile_graph
 from qnn_graphs.htp.expert import ExpertGraph, build_expert
-from qnn_graphs.htp.weights import CHUNK_ELEMENTS
 
 DDR_BYTES_PER_S, FLOPS, DISPATCH_S, SPILL_FACTOR = 60e9, 8e12, 100e-6, 4
 LADDER = ((16, 32), (4, 128), (2, 256))

@@ -11,6 +11,7 @@ from estream.errors import FlashError
 from estream.package.layout import PoolLayout
 
 Checksum = Callable[[int, int], int]  # (layer, panel) -> CRC-32 of the panel's bytes in the package
+Prepare = Callable[[memoryview], None]  # makes of a panel's bytes, uint8 [panel_bytes], what the graphs take, in place
 
 
 def check_panel(memory: memoryview, layout: PoolLayout, layer: int, panel: int, checksum: Checksum) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from estream.errors import ClosedError, FlashError
-from estream.flash.checks import Checksum, check_panel, check_routes
+from estream.flash.checks import Checksum, Prepare, check_panel, check_routes
 from estream.flash.pool import Source
 from estream.flash.ranges import Progress, load_ranges
 from estream.flash.states import Counters
@@ -19,7 +19,8 @@ from estream.runtime.target import Buffer
 class ResidentExperts:
     """Reads the whole pool into `buffer` (page-aligned, at least pool_bytes) when built; a layer is one group.
 
-    checksum: (layer, panel) -> CRC-32, to verify every panel once, or None. progress: (stage, done, total) in bytes.
+    checksum: (layer, panel) -> CRC-32, to verify every panel once, or None. prepare: called once with the bytes of
+    every panel, after that. progress: (stage, done, total) in bytes.
     `loaded_bytes` counts what was read at open; the counters of a prefill stay 0. Raises FlashError.
     """
 
@@ -31,6 +32,7 @@ class ResidentExperts:
         *,
         lanes: int = 2,
         checksum: Checksum | None = None,
+        prepare: Prepare | None = None,
         progress: Progress | None = None,
     ) -> None:
         if buffer.nbytes < layout.pool_bytes:
@@ -46,6 +48,10 @@ class ResidentExperts:
         )
         if checksum is not None:
             self._verify(checksum, progress)
+        if prepare is not None:
+            memory = self._buffer.memory()
+            for at in range(0, layout.pool_bytes, self._size):
+                prepare(memory[at : at + self._size])
         self._closed = False
         self._active = False
         self._needed: dict[int, list[int]] = {}

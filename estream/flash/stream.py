@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from estream.errors import ClosedError, FlashError
-from estream.flash.checks import Checksum, check_panel
+from estream.flash.checks import Checksum, Prepare, check_panel
 from estream.flash.machine import Machine
 from estream.flash.pool import Source
 from estream.flash.states import Answer, BankState, Counters, Load, Read
@@ -45,7 +45,8 @@ class ExpertStream:
         stream.end()                                    # or abort(), after anything went wrong; then begin() again
 
     banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES.
-    checksum: (layer, panel) -> CRC-32, to verify every group that is read, or None. clock: seconds.
+    checksum: (layer, panel) -> CRC-32, to verify every group that is read, or None. prepare: called once with the bytes
+    of every panel that was read and verified, in a lane, before its group is Ready. clock: seconds.
     Raises UsageError for values that cannot be meant, FlashError for banks that do not fit.
     """
 
@@ -59,6 +60,7 @@ class ExpertStream:
         lanes: int,
         mode: str = "before-routing",
         checksum: Checksum | None = None,
+        prepare: Prepare | None = None,
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace | None = None,
     ) -> None:
@@ -70,7 +72,7 @@ class ExpertStream:
             banks=len(banks),
             lanes=lanes,
             mode=mode,
-            check=checksum is not None,
+            check=checksum is not None or prepare is not None,
             on_bank=None if trace is None else self._trace_bank,
         )
         need, panel = self._machine.bank_bytes, layout.panel.panel_bytes
@@ -82,6 +84,7 @@ class ExpertStream:
         self._source = source
         self._layout = layout
         self._checksum = checksum
+        self._prepare = prepare
         self._memory = [bank.part(0, need).memory() for bank in banks]
         # The fixed set of addresses that the compute may ever bind.
         self._slots = [[bank.part(at, panel) for at in range(0, need, panel)] for bank in banks]
@@ -239,7 +242,7 @@ class ExpertStream:
                 self._trace.span(f"lane {lane}", name, start, self._clock(), {"bytes": read.nbytes})
             check = self._finish(read, error)
             if check is not None:
-                error = _attempt(self._verify, check)
+                error = _attempt(self._complete, check)
                 with self._lock:
                     if error is None:
                         self._machine.check_done(check)
@@ -263,15 +266,18 @@ class ExpertStream:
         memory = self._memory[read.load.bank]
         self._source.read_into(memory[read.bank_offset : read.bank_offset + read.nbytes], read.offset)
 
-    def _verify(self, load: Load) -> None:
-        assert self._checksum is not None
+    def _complete(self, load: Load) -> None:
+        """Verifies and prepares the panels of a load whose reads are done."""
         memory, size = self._memory[load.bank], self._layout.panel.panel_bytes
         for panel in load.read:
-            at = (panel - load.first) * size
-            check_panel(memory[at : at + size], self._layout, load.layer, panel, self._checksum)
+            piece = memory[(panel - load.first) * size :][:size]
+            if self._checksum is not None:
+                check_panel(piece, self._layout, load.layer, panel, self._checksum)
+            if self._prepare is not None:
+                self._prepare(piece)
 
     def _finish(self, read: Read, error: FlashError | None) -> Load | None:
-        """Takes the outcome of a read. Returns the load if this lane must now check it."""
+        """Takes the outcome of a read. Returns the load if this lane must now verify or prepare it."""
         with self._lock:
             self._reading -= 1
             if self._reading == 0:

@@ -1,4 +1,4 @@
-"""Dense weights in target memory: read once when the engine opens, bound by address afterwards."""
+"""Dense weights in target memory: read and prepared once when the engine opens, bound by address afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from estream.flash.checks import check_bytes
 from estream.flash.pool import PoolFile
 from estream.flash.ranges import load_ranges
-from estream.package.layout import align
+from estream.layers.signs import flip_signs, panel_preparation
+from estream.package.layout import WEIGHT_DTYPE, align
 from estream.package.reader import DenseTensor, Package
 from estream.runtime.target import Buffer, Graph, Target
 
@@ -18,7 +19,8 @@ class DenseWeights:
     """Everything of dense.safetensors but the embedding, one allocation per layer and one for the model's ends.
 
     `layer(i)` and `head(s)` map graph input names to buffers; `nbytes` is what they hold together. `verify`: compare
-    what was read with the package's CRC-32s; raises FlashError naming the tensor.
+    what was read with the package's CRC-32s; raises FlashError naming the tensor. int8 matrices are as the target takes
+    them (`signs`), also in records.
     """
 
     def __init__(
@@ -26,6 +28,8 @@ class DenseWeights:
     ) -> None:
         self.nbytes = 0
         self._pieces = tuple(package.dense_pieces()) if verify else ()
+        self._signed = target.signed
+        self._prepare_panel = panel_preparation(target, package.pool.panel)
         file = PoolFile.open(package.dense_file, direct=direct)
         try:
             by_owner: dict[str, list[DenseTensor]] = {}
@@ -61,12 +65,23 @@ class DenseWeights:
         for label, offset, size, crc in self._pieces:
             if start <= offset < start + nbytes:
                 check_bytes(f"{file.path}: {label}", buffer.part(offset - start, size).memory(), crc)
+        for tensor in ordered:
+            self._prepare(tensor, buffer.part(tensor.offset - start, align(tensor.nbytes)).memory())
         self.nbytes += nbytes
         return {_split(tensor.name)[1]: buffer.part(tensor.offset - start, tensor.nbytes) for tensor in ordered}
 
+    def _prepare(self, tensor: DenseTensor, memory: memoryview) -> None:
+        if tensor.panels:
+            size = tensor.nbytes // tensor.panels
+            if self._prepare_panel is not None:
+                for at in range(0, tensor.nbytes, size):
+                    self._prepare_panel(memory[at : at + size])
+        elif tensor.dtype == WEIGHT_DTYPE["int8"] and self._signed:
+            flip_signs(memory)
+
 
 def _split(name: str) -> tuple[str, str]:
-    """(owner, graph input name): layers.3.q.scale → (layers.3, q.scale); head.2.scale → (head.2, head.scale)."""
+    """(owner, graph input name): layers.3.q.1 → (layers.3, q.1); head.2.scale → (head.2, head.scale)."""
     parts = name.split(".")
     if parts[0] == "layers":
         return ".".join(parts[:2]), ".".join(parts[2:])

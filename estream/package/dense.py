@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from estream.models.base import Architecture, LayerPlan
+from estream.package.chunks import chunk_names, linear_chunks
 from estream.package.layout import DTYPES, WEIGHT_DTYPE, PanelLayout, align, head_slices
 
+LINEARS = ("q", "k", "v", "o")
 PAD = "__pad."  # names of the fills, which the file format needs because it allows no holes
 
 
@@ -47,28 +49,37 @@ def dense_specs(arch: Architecture, dense: str, panel: PanelLayout, spare: int =
     yield "final_norm", "F32", (hidden,), 0
     slices, width = head_slices(arch.vocab)
     for index in range(slices):
-        yield from _linear(f"head.{index}", hidden, width, dense)
+        yield from _linear(arch, f"head.{index}", hidden, width, dense)
     for plan in arch.layers:
         yield from _layer(arch, plan, dense, panel, spare)
 
 
-def _linear(name: str, inputs: int, outputs: int, dense: str) -> Iterator[Spec]:
-    yield name, WEIGHT_DTYPE[dense], (inputs, outputs), 0
+def _linear(arch: Architecture, name: str, inputs: int, outputs: int, dense: str) -> Iterator[Spec]:
+    """A matrix in column chunks, and for int8 the magnitudes of its columns."""
+    chunks = linear_chunks(arch, name.rpartition(".")[2], outputs, dense)
+    for key in chunk_names(name, chunks):
+        yield key, WEIGHT_DTYPE[dense], (inputs, outputs // chunks), 0
     if dense == "int8":
-        yield f"{name}.scale", "F32", (outputs,), 0
+        yield f"{name}.scale", "F16", (outputs,), 0
+
+
+def linear_name(tensor: str) -> str | None:
+    """The matrix that a tensor is a column chunk or the magnitudes of: layers.3.q.0 → layers.3.q; None for others."""
+    parts = tensor.split(".")
+    if parts[0] == "head":
+        return ".".join(parts[:2])
+    if parts[0] == "layers" and parts[2] in LINEARS and parts[3:] != ["bias"]:
+        return ".".join(parts[:3])
+    return None
 
 
 def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, spare: int) -> Iterator[Spec]:
     attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
     q_width, kv_width = attention.q_width, attention.kv_width
     yield f"{at}.attn_norm", "F32", (hidden,), 0
-    for name, inputs, outputs in (
-        ("q", hidden, q_width),
-        ("k", hidden, kv_width),
-        ("v", hidden, kv_width),
-        ("o", q_width, hidden),
-    ):
-        yield from _linear(f"{at}.{name}", inputs, outputs, dense)
+    shapes = ((hidden, q_width), (hidden, kv_width), (hidden, kv_width), (q_width, hidden))
+    for name, (inputs, outputs) in zip(LINEARS, shapes, strict=True):
+        yield from _linear(arch, f"{at}.{name}", inputs, outputs, dense)
     if attention.qkv_bias:
         for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
             yield f"{at}.{name}.bias", "F32", (width,), 0

@@ -11,10 +11,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from estream.package.chunks import chunk_names, panel_chunks
+
 ALIGNMENT = 16384  # of records, panels and dense tensors in their files: any page size, any direct-I/O block
 PART_ALIGNMENT = 128  # of a part inside its panel: what the NPU and its DMA like
 PANEL_GRANULE = 32  # panel widths are multiples of this: an NPU tile
 INT4_GROUP = 32  # rows of an int4 matrix that share a multiplier
+ZERO_POINT = 128  # the byte that stands for 0 in an int8 matrix
+STEP = 2.0**-7  # weight = integer · STEP · magnitude of its channel
 
 Scheme = Literal["f32", "f16", "int8", "int4"]
 SCHEMES: tuple[str, ...] = get_args(Scheme)  # of experts
@@ -29,7 +33,7 @@ DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "I32": np.dtype(np.int32),
 }
-WEIGHT_DTYPE: dict[str, str] = {"f32": "F32", "f16": "F16", "int8": "I8", "int4": "U8"}
+WEIGHT_DTYPE: dict[str, str] = {"f32": "F32", "f16": "F16", "int8": "U8", "int4": "U8"}
 
 
 def align(nbytes: int, to: int = ALIGNMENT) -> int:
@@ -55,20 +59,36 @@ class Part:
 class PanelLayout:
     """A shape class: panels with the same (hidden, width, scheme) have the same bytes and run through one graph.
 
-    Parts, in order: gate [H, Ip], up [H, Ip], down [Ip, H]; for int8 and int4 also gate_scale [Ip] and mid_scale [Ip]
-    float32. Both are symmetric: gate and up have one scale per output channel, down one per *input* channel, so that
-    mid_scale = up_scale · down_scale acts on the intermediate and y needs nothing after the last product:
+    Parts, in order: gate [H, Ip], up [H, Ip], down [Ip, H], each in `chunks` column chunks `gate.0` [H, Ip/C],
+    `gate.1` … (plain `gate` where there is one); for int8 and int4 also gate_scale [Ip] and mid_scale [Ip] float16,
+    magnitudes: weight = integer / 128 · magnitude. gate and up have one per output channel, down one per *input*
+    channel, so that mid_scale, up's times down's, acts on the intermediate and y needs nothing after the last product:
         y = quantised((silu(x·gate · gate_scale) · (x·up) · mid_scale) · router_gate) · down
+
+    int8: byte = integer + 128, 1 … 255, which is what the NPU multiplies at full speed. A target that takes two's
+    complement flips the top bits of the first `matrix_bytes` in memory.
 
     int4 is the same with 8-bit integers made of nibbles: integer = (nibble - 8) · multiplier, nibbles 1 … 15, one
     multiplier 1 … 18 per column and group of 32 rows. So unpacking is exact and stays within 8 bits on every target. A
-    matrix [K, N] is stored as U8 [K/2, N] (low nibbles are rows 0 … K/2 - 1, high nibbles the rest) and its multipliers
-    as U8 [K/32, N]: 4.25 bits per weight. Each half holds whole groups: H and Ip are multiples of 64 (`panel_granule`).
+    chunk [K, N] is stored as U8 [K/2, N] (low nibbles are rows 0 … K/2 - 1, high nibbles the rest) and its multipliers
+    as U8 [K/32, N] (`gate_multiplier.0`): 4.25 bits per weight. Each half holds whole groups: H and Ip are multiples of
+    64 (`panel_granule`).
     """
 
     hidden: int
     width: int
     scheme: str
+
+    @property
+    def chunks(self) -> int:
+        """Column chunks of each matrix."""
+        return panel_chunks(self.hidden, self.width, self.scheme)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Where the matrices end: the offset of what follows them, or the end of the last one."""
+        last = self.parts[3 * self.chunks - 1]
+        return align(last.offset + last.nbytes, PART_ALIGNMENT)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -79,12 +99,18 @@ class PanelLayout:
         }
         packed = 2 if self.scheme == "int4" else 1  # rows per stored row
         wanted: list[tuple[str, str, tuple[int, ...]]] = [
-            (name, WEIGHT_DTYPE[self.scheme], (k // packed, n)) for name, (k, n) in matrices.items()
+            (key, WEIGHT_DTYPE[self.scheme], (k // packed, n // self.chunks))
+            for name, (k, n) in matrices.items()
+            for key in chunk_names(name, self.chunks)
         ]
         if self.scheme in INTEGER_SCHEMES:
-            wanted += [("gate_scale", "F32", (self.width,)), ("mid_scale", "F32", (self.width,))]
+            wanted += [("gate_scale", "F16", (self.width,)), ("mid_scale", "F16", (self.width,))]
         if self.scheme == "int4":
-            wanted += [(f"{name}_multiplier", "U8", (k // INT4_GROUP, n)) for name, (k, n) in matrices.items()]
+            wanted += [
+                (key, "U8", (k // INT4_GROUP, n // self.chunks))
+                for name, (k, n) in matrices.items()
+                for key in chunk_names(f"{name}_multiplier", self.chunks)
+            ]
         parts: list[Part] = []
         offset = 0
         for name, dtype, shape in wanted:
@@ -141,8 +167,11 @@ class PoolLayout:
         return self.data_offset + position * self.layer_bytes + panel * self.panel.panel_bytes
 
 
-# Largest hidden × width of a panel: what the NPU's on-chip memory holds at 128 rows without spilling.
-_PANEL_ELEMENTS = {"f32": 1 << 21, "f16": 1 << 21, "int8": 1 << 22, "int4": 1 << 19}
+# Column chunks, not panels, are what the NPU's on-chip memory limits; these sizes were found spill-free at 256 rows.
+_WIDEST_PANEL = 2048
+_PANEL_ELEMENTS = 1 << 23  # hidden × width
+_INT4_ELEMENTS = 1 << 22  # beyond, unpacking's run list and the time to compile explode
+_SPLIT_GRANULE = 128  # of panels that are a part of an expert
 
 
 def panel_granule(scheme: str) -> int:
@@ -161,11 +190,15 @@ def default_dense(experts: str) -> str:
 
 
 def default_panel_width(hidden: int, intermediate: int, scheme: str) -> int:
-    """The widest equal split of an expert that the scheme's on-chip budget allows, in multiples of its granule."""
+    """The widest equal split of an expert that the NPU takes well: the whole expert where it can be."""
     granule = panel_granule(scheme)
-    limit = max(granule, _PANEL_ELEMENTS[scheme] // hidden // granule * granule)
+    limit = min(_WIDEST_PANEL, (_INT4_ELEMENTS if scheme == "int4" else _PANEL_ELEMENTS) // hidden)
+    if intermediate <= limit:
+        return align(intermediate, granule)
+    step = _SPLIT_GRANULE if limit >= _SPLIT_GRANULE else granule
+    limit = max(step, limit // step * step)
     panels = -(-intermediate // limit)
-    return align(-(-intermediate // panels), granule)
+    return align(-(-intermediate // panels), step)
 
 
 def head_slices(vocab: int, limit: int = 8192) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from estream.package.layout import (
     ALIGNMENT,
     DENSE_SCHEMES,
     SCHEMES,
+    ZERO_POINT,
     PanelLayout,
     PoolLayout,
     head_slices,
@@ -33,7 +34,7 @@ from estream.package.layout import (
 from estream.small_file import JSON_BYTES, read_small
 
 FORMAT = "estream"
-VERSION = 1
+VERSION = 2
 MODEL, POOL, DENSE, CHECKSUMS = "model.json", "experts.safetensors", "dense.safetensors", "checksums.bin"
 
 
@@ -90,9 +91,11 @@ class Manifest:
             "config": _plain(dataclasses.asdict(self.family.config)),
             "experts": self.experts,
             "dense": self.dense,
+            "int8_zero_point": ZERO_POINT,
             "panel": {
                 "hidden": panel.hidden,
                 "width": panel.width,
+                "chunks": panel.chunks,
                 "bytes": panel.panel_bytes,
                 "parts": [
                     {"name": part.name, "dtype": part.dtype, "shape": list(part.shape), "offset": part.offset}

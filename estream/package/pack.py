@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ import numpy as np
 
 from estream.errors import PackageError
 from estream.models.base import ExpertSources, Family, Source, Sources
-from estream.package.dense import DenseTensor
+from estream.package.dense import DenseTensor, linear_name
 from estream.package.files import Progress
 from estream.package.layout import INTEGER_SCHEMES
 from estream.package.outliers import WORTHWHILE, find_split, outlier_error
-from estream.package.quantise import check_finite, panel_bytes, to_float, to_int8
+from estream.package.quantise import channel_magnitudes, check_finite, panel_bytes, to_float, to_int8
 from estream.package.writer import Packing, PackResult, check_schemes, write_package
 
 if TYPE_CHECKING:
@@ -76,19 +77,22 @@ class CheckpointWeights:
 
     def dense(self) -> Iterator[tuple[str, np.ndarray]]:
         """(tensor name, piece) in file order."""
-        for tensor in self._packing.dense_tensors:
-            owner, _, rest = tensor.name.partition(".")
-            if tensor.name.endswith(".scale"):
-                continue  # comes with its matrix
-            if tensor.name == "embed":
-                yield from self._embedding(tensor)
-            elif tensor.name == "final_norm":
-                yield self._plain(self._model["final_norm"], tensor)
+        for whole, group in groupby(self._packing.dense_tensors, lambda item: linear_name(item.name) or item.name):
+            tensors = list(group)  # a matrix in column chunks with its magnitudes, or one tensor of any other kind
+            owner, _, rest = whole.partition(".")
+            if whole == "embed":
+                yield from self._embedding(tensors[0])
+            elif whole == "final_norm":
+                yield self._plain(self._model["final_norm"], tensors[0])
             elif owner == "head":
-                yield from self._head_slice(int(rest), tensor)
+                yield from self._head_slice(int(rest), tensors)
             else:
                 layer, _, name = rest.partition(".")
-                yield from self._layer_tensor(int(layer), name, tensor)
+                if linear_name(tensors[0].name) is not None:
+                    sources = self._family.layer_sources(int(layer))[name]
+                    yield from self._linear(self._checkpoint.gather(sources), sources, tensors)
+                else:
+                    yield from self._layer_tensor(int(layer), name, tensors[0])
 
     def _layer_tensor(self, layer: int, name: str, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
         if tensor.panels:
@@ -99,11 +103,7 @@ class CheckpointWeights:
             for panel in self._record(expert, tensor.panels):
                 yield tensor.name, panel
             return
-        sources = self._family.layer_sources(layer)[name]
-        if name in _LINEARS:
-            yield from self._linear(self._checkpoint.gather(sources), sources, tensor)
-        else:
-            yield self._plain(sources, tensor)
+        yield self._plain(self._family.layer_sources(layer)[name], tensor)
 
     def _embedding(self, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
         (source,) = self._model["embed"]
@@ -113,17 +113,17 @@ class CheckpointWeights:
             piece = self._checkpoint.read(narrowed(source, start, min(start + step, rows)))
             yield tensor.name, to_float(piece, tensor.dtype, source.name)
 
-    def _head_slice(self, index: int, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
+    def _head_slice(self, index: int, tensors: Sequence[DenseTensor]) -> Iterator[tuple[str, np.ndarray]]:
         """One column slice [H, Vs] of the head, the last one padded with zero columns."""
         sources = self._model["head"]
         (source,) = sources
-        hidden, width = tensor.shape
+        hidden, width = self._packing.architecture.hidden, self._packing.head_width
         vocab = self._packing.architecture.vocab
         start, stop = index * width, min((index + 1) * width, vocab)
         matrix = self._columns(source, start, stop)
         if stop - start < width:
             matrix = np.concatenate([matrix, np.zeros((hidden, width - (stop - start)), np.float32)], axis=1)
-        yield from self._linear(matrix, sources, tensor)
+        yield from self._linear(matrix, sources, tensors)
 
     def _columns(self, source: Source, start: int, stop: int) -> np.ndarray:
         """Columns start … stop of what `source` gives, read alone where they are rows of the checkpoint tensor."""
@@ -131,14 +131,21 @@ class CheckpointWeights:
             return self._checkpoint.read(narrowed(source, start, stop))
         return np.ascontiguousarray(self._checkpoint.read(source)[:, start:stop])
 
-    def _linear(self, matrix: np.ndarray, sources: Sources, tensor: DenseTensor) -> Iterator[tuple[str, np.ndarray]]:
+    def _linear(
+        self, matrix: np.ndarray, sources: Sources, tensors: Sequence[DenseTensor]
+    ) -> Iterator[tuple[str, np.ndarray]]:
         names = _names(sources)
+        *chunks, last = tensors
         if self._packing.dense == "int8":
-            integers, scale = to_int8(matrix, 0, names)
-            yield tensor.name, integers
-            yield f"{tensor.name}.scale", scale
+            magnitude = channel_magnitudes(matrix, 0, names)
+            matrix = to_int8(matrix, 0, magnitude)
         else:
-            yield tensor.name, to_float(matrix, tensor.dtype, names)
+            chunks.append(last)
+            matrix = to_float(matrix, last.dtype, names)
+        for tensor, piece in zip(chunks, np.split(matrix, len(chunks), axis=1), strict=True):
+            yield tensor.name, np.ascontiguousarray(piece)
+        if self._packing.dense == "int8":
+            yield last.name, magnitude
 
     def _plain(self, sources: Sources, tensor: DenseTensor) -> tuple[str, np.ndarray]:
         return tensor.name, to_float(self._checkpoint.gather(sources), tensor.dtype, _names(sources))
@@ -183,9 +190,6 @@ class CheckpointWeights:
                 gain, error = outlier_error(down, packing.panel.width)
                 saved, total = saved + gain, total + error
         return int(saved > WORTHWHILE * total)
-
-
-_LINEARS = ("q", "k", "v", "o")
 
 
 def _names(sources: Sources) -> str:

@@ -2,19 +2,23 @@
 
 Every function is local to a panel or a tensor: nothing is calibrated.
 
-int8 is symmetric: integers in [-127, 127], one float32 scale per channel, weight = integer · scale.
-int4 is symmetric: the same, with integer = (nibble - 8) · multiplier, in [-126, 126].
+int8 is symmetric: weight = integer / 128 · magnitude, integers in [-127, 127], one float16 magnitude per channel; the
+magnitude is rounded first, so that its rounding costs nothing. int4 is the same with integers (nibble - 8) · multiplier
+in [-126, 126].
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from estream.errors import CheckpointError
-from estream.package.layout import DTYPES, INT4_GROUP, PanelLayout
+from estream.package.chunks import chunk_names
+from estream.package.layout import DTYPES, INT4_GROUP, INTEGER_SCHEMES, STEP, ZERO_POINT, PanelLayout
 
 _F16_MAX = float(np.finfo(np.float16).max)
-_TINY = np.finfo(np.float32).tiny
+_LARGEST = 127  # integers are symmetric
 _MOST_MULTIPLIER = 18  # 7 · 18 = 126 is the largest product of a nibble that 8 bits hold
 
 
@@ -55,34 +59,55 @@ def to_float(weights: np.ndarray, dtype: str, name: str) -> np.ndarray:
     return result
 
 
-def to_int8(weights: np.ndarray, axis: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric int8 of a matrix float32 [K, N], with one scale per column (axis=0) or per row (axis=1).
+def channel_magnitudes(weights: np.ndarray, axis: int, name: str) -> np.ndarray:
+    """The least float16 magnitudes that keep each channel's integers within ±127; 1 for a channel of zeros.
 
-    `axis` is the one that shares a scale. Returns integers int8 [K, N] and scales float32 [N] or [K].
-    A channel whose largest magnitude is too small for a normal float32 scale becomes zeros with scale 1.
+    `axis` of float32 [K, N] is the one that shares a magnitude: 0 gives [N], 1 gives [K].
 
     Raises:
-        CheckpointError: NaN or infinity; names the tensor `name`.
+        CheckpointError: NaN, infinity, or a weight that no float16 magnitude holds; names the tensor `name`.
     """
-    scale = _channel_scale(weights, axis, name)
-    scaled = weights / np.expand_dims(scale, axis)
+    largest = np.maximum(weights.max(axis=axis), -weights.min(axis=axis))
+    if not np.isfinite(largest).all():  # NaN and infinity survive max and min
+        check_finite(weights, name)
+    needed = largest.astype(np.float64) / (_LARGEST * STEP)
+    magnitude = _up_to_half(needed)
+    if not np.isfinite(magnitude).all():
+        raise CheckpointError(
+            f"the magnitudes of tensor {name} do not fit float16",
+            asked=f"|w| <= {_F16_MAX * _LARGEST * STEP:g}",
+            had=f"{float(largest.max()):g}",
+            next_step="Pack with --experts f32 --dense f32",
+        )
+    magnitude[largest == 0] = 1
+    return magnitude
+
+
+def _up_to_half(values: np.ndarray) -> np.ndarray:
+    """Float64 values ≥ 0 rounded up to float16; beyond its range, infinity."""
+    with np.errstate(over="ignore", under="ignore"):
+        result = values.astype(np.float16)
+        return np.where(result < values, np.nextafter(result, np.float16(np.inf)), result)
+
+
+def to_int8(weights: np.ndarray, axis: int, magnitude: np.ndarray) -> np.ndarray:
+    """Bytes U8 [K, N] of a matrix float32 [K, N]: integers + 128, for `channel_magnitudes` along the same axis."""
+    scaled = weights / np.expand_dims(magnitude.astype(np.float32) * np.float32(STEP), axis)
     np.rint(scaled, out=scaled)
-    np.clip(scaled, -127, 127, out=scaled)
-    return scaled.astype(np.int8), scale
+    np.clip(scaled, -_LARGEST, _LARGEST, out=scaled)
+    scaled += np.float32(ZERO_POINT)
+    return scaled.astype(np.uint8)
 
 
-def to_int4(weights: np.ndarray, axis: int, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Symmetric int4 of a matrix float32 [K, N], K a multiple of 64; one scale per column (axis=0) or row (axis=1).
+def to_int4(weights: np.ndarray, axis: int, magnitude: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric int4 of a matrix float32 [K, N], K a multiple of 64, for `channel_magnitudes` along the same axis.
 
-    Returns packed nibbles U8 [K/2, N], multipliers U8 [K/32, N] and scales float32 [N] or [K]; see `PanelLayout`.
-    A group's multiplier is that of the three about largest / 7.5 whose squared error is the least; trying all 18 gains
-    less than half a per cent. A group of zeros has multiplier 1.
-
-    Raises:
-        CheckpointError: NaN or infinity; names the tensor `name`.
+    Returns packed nibbles U8 [K/2, N] and multipliers U8 [K/32, N]; see `PanelLayout`. A group's multiplier is that of
+    the three about largest / 7.5 whose squared error is the least; trying all 18 gains less than half a per cent. A
+    group of zeros has multiplier 1.
     """
     inputs, outputs = weights.shape
-    scale = np.expand_dims(_channel_scale(weights, axis, name), axis)
+    scale = np.expand_dims(magnitude.astype(np.float32) * np.float32(STEP), axis)
     groups = (weights / scale).reshape(inputs // INT4_GROUP, INT4_GROUP, outputs)
     # Errors count as they are in the weights: the channels of a group have scales of their own if axis is 1.
     size = (scale / scale.max()).reshape(len(groups), INT4_GROUP, 1) if axis == 1 else None
@@ -94,7 +119,7 @@ def to_int4(weights: np.ndarray, axis: int, name: str) -> tuple[np.ndarray, np.n
         groups[part] = _four_bits(groups[part], multipliers[part])
     nibbles = (groups + 8).astype(np.uint8).reshape(inputs, outputs)
     packed = nibbles[: inputs // 2] | nibbles[inputs // 2 :] << 4
-    return packed, multipliers[:, 0].astype(np.uint8), np.squeeze(scale, axis)
+    return packed, multipliers[:, 0].astype(np.uint8)
 
 
 _CACHED = 1 << 16  # weights at a time, so that temporaries stay in the cache
@@ -127,16 +152,6 @@ def _four_bits(groups: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
     return np.clip(values, -7, 7, out=values)
 
 
-def _channel_scale(weights: np.ndarray, axis: int, name: str) -> np.ndarray:
-    """Float32 scales that make the largest magnitude of each channel 127; 1 where no normal scale does."""
-    largest = np.maximum(weights.max(axis=axis), -weights.min(axis=axis))
-    if not np.isfinite(largest).all():  # NaN and infinity survive max and min
-        check_finite(weights, name)
-    scale = (largest / np.float32(127)).astype(np.float32)
-    scale[scale < _TINY] = 1
-    return scale
-
-
 def panel_bytes(
     layout: PanelLayout,
     gate: np.ndarray,
@@ -151,71 +166,66 @@ def panel_bytes(
     Raises:
         CheckpointError: a weight that is not finite or does not fit the scheme.
     """
-    channels = gate.shape[1]
-    if layout.scheme == "int4":
-        # Padded first: a group of down may be part weights, part fill.
-        wide, tall = ((0, 0), (0, layout.width - channels)), ((0, layout.width - channels), (0, 0))
-        values = _int4_parts(np.pad(gate, wide), np.pad(up, wide), np.pad(down, tall), names)
-    elif layout.scheme == "int8":
-        values = _int8_parts(gate, up, down, names)
+    missing = layout.width - gate.shape[1]
+    if missing:  # before quantising: a group of int4 may be part weights, part fill
+        gate, up = (np.pad(matrix, ((0, 0), (0, missing))) for matrix in (gate, up))
+        down = np.pad(down, ((0, missing), (0, 0)))
+    matrices = dict(zip(("gate", "up", "down"), (gate, up, down), strict=True))
+    if layout.scheme in INTEGER_SCHEMES:
+        values = _integer_parts(layout.scheme, matrices, names)
     else:
         dtype = layout.parts[0].dtype
         values = {
-            key: to_float(array, dtype, name)
-            for key, array, name in zip(("gate", "up", "down"), (gate, up, down), names, strict=True)
+            key: to_float(matrix, dtype, name) for (key, matrix), name in zip(matrices.items(), names, strict=True)
         }
     panel = np.zeros(layout.panel_bytes, dtype=np.uint8)
-    for part, view in part_views(layout, panel).items():
-        value = values[part]
-        if view.shape == value.shape:
-            view[...] = value
-        elif part == "down":
-            view[:channels] = value
+    views = part_views(layout, panel)
+    for name, value in values.items():
+        if name.endswith("_scale"):
+            views[name][...] = value
         else:
-            view[..., :channels] = value
-            if part.endswith("_scale"):
-                view[channels:] = 1
+            for key, piece in columns(name, value, layout.chunks):
+                views[key][...] = piece
     return panel
 
 
 Names = tuple[str, str, str]  # of the checkpoint tensors of gate, up and down
 
 
-def _int8_parts(gate: np.ndarray, up: np.ndarray, down: np.ndarray, names: Names) -> dict[str, np.ndarray]:
-    gate, gate_scale = to_int8(gate, 0, names[0])
-    up, up_scale = to_int8(up, 0, names[1])
-    down, down_scale = to_int8(down, 1, names[2])
-    mid_scale = _mid_scale(up_scale, down_scale, names)
-    return {"gate": gate, "up": up, "down": down, "gate_scale": gate_scale, "mid_scale": mid_scale}
+def _integer_parts(scheme: str, matrices: dict[str, np.ndarray], names: Names) -> dict[str, np.ndarray]:
+    """Parts of a panel before they are cut into column chunks."""
+    gate = channel_magnitudes(matrices["gate"], 0, names[0])
+    up = channel_magnitudes(matrices["up"], 0, names[1])
+    down = channel_magnitudes(matrices["down"], 1, names[2])
+    mid = _mid_scale(up, down, names)
+    # What the stored product makes of down's magnitudes, so that rounding it costs nothing either.
+    magnitudes = {"gate": gate, "up": up, "down": mid.astype(np.float32) / up}
+    values: dict[str, np.ndarray] = {"gate_scale": gate, "mid_scale": mid}
+    for name, matrix in matrices.items():
+        axis = 1 if name == "down" else 0
+        if scheme == "int8":
+            values[name] = to_int8(matrix, axis, magnitudes[name])
+        else:
+            values[name], values[f"{name}_multiplier"] = to_int4(matrix, axis, magnitudes[name])
+    return values
 
 
-def _int4_parts(gate: np.ndarray, up: np.ndarray, down: np.ndarray, names: Names) -> dict[str, np.ndarray]:
-    gate, gate_multiplier, gate_scale = to_int4(gate, 0, names[0])
-    up, up_multiplier, up_scale = to_int4(up, 0, names[1])
-    down, down_multiplier, down_scale = to_int4(down, 1, names[2])
-    return {
-        "gate": gate,
-        "up": up,
-        "down": down,
-        "gate_scale": gate_scale,
-        "mid_scale": _mid_scale(up_scale, down_scale, names),
-        "gate_multiplier": gate_multiplier,
-        "up_multiplier": up_multiplier,
-        "down_multiplier": down_multiplier,
-    }
-
-
-def _mid_scale(up_scale: np.ndarray, down_scale: np.ndarray, names: Names) -> np.ndarray:
-    with np.errstate(over="ignore", under="ignore"):
-        mid_scale: np.ndarray = up_scale * down_scale
+def _mid_scale(up: np.ndarray, down: np.ndarray, names: Names) -> np.ndarray:
+    """The product of two channels' magnitudes, rounded up to float16."""
+    mid_scale = _up_to_half(up.astype(np.float64) * down)
     if not np.isfinite(mid_scale).all():
         raise CheckpointError(
-            f"the scales of {names[1]} and {names[2]} multiply to infinity",
+            f"the magnitudes of {names[1]} and {names[2]} multiply to infinity in float16",
             asked="weights of a trained model",
-            had=f"largest scales {up_scale.max():g} and {down_scale.max():g}",
+            had=f"largest magnitudes {up.max():g} and {down.max():g}",
             next_step="Pack with --experts f32",
         )
     return mid_scale
+
+
+def columns(name: str, matrix: np.ndarray, chunks: int) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, view) of a matrix's column chunks, in order."""
+    return zip(chunk_names(name, chunks), np.split(matrix, chunks, axis=1), strict=True)
 
 
 def part_views(layout: PanelLayout, panel: np.ndarray) -> dict[str, np.ndarray]:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from estream.models import family as find_family
-from estream.package.dense import DenseTensor
+from estream.package.dense import DenseTensor, linear_name
 from estream.package.files import Progress
-from estream.package.layout import DTYPES, INT4_GROUP, INTEGER_SCHEMES, Part
+from estream.package.layout import DTYPES, INT4_GROUP, INTEGER_SCHEMES, STEP, ZERO_POINT, Part
 from estream.package.presets import preset_config
 from estream.package.quantise import part_views
 from estream.package.writer import Packing, PackResult, check_schemes, write_package
@@ -94,8 +94,8 @@ class RandomWeights:
                     intermediate = arch.shared_intermediate if shared else arch.dense_intermediate
                     yield tensor.name, self._panel(tensor.name, panel, intermediate)
             elif tensor.name.endswith(".scale"):
-                deviation = self._deviation(tensor.name.removesuffix(".scale"), self._inputs(tensor.name))
-                yield tensor.name, np.full(tensor.shape, deviation / _INT8_DEVIATION, np.float32)
+                deviation = self._deviation(tensor.name, self._inputs(tensor.name))
+                yield tensor.name, np.full(tensor.shape, deviation / _INT8_DEVIATION / STEP, np.float16)
             else:
                 for piece in self._tensor(tensor):
                     yield tensor.name, piece
@@ -106,6 +106,7 @@ class RandomWeights:
         return attention.q_width if name.split(".")[-2:-1] == ["o"] else self._packing.architecture.hidden
 
     def _deviation(self, name: str, inputs: int) -> float:
+        name = linear_name(name) or name
         kind = name.split(".")[0 if name.startswith(("embed", "head")) else -1]
         scale = {"embed": inputs**0.5, "head": _LOGITS, "router": _ROUTER, "o": self._branch}.get(kind, 1.0)
         return float(scale * inputs**-0.5)
@@ -121,13 +122,16 @@ class RandomWeights:
         rows, columns = tensor.shape
         used = columns
         if tensor.name.startswith("head."):  # columns beyond the vocabulary are zeros, as pack writes them
-            used = min(columns, self._packing.architecture.vocab - int(tensor.name.split(".")[1]) * columns)
+            index, chunk = (int(number) for number in (*tensor.name.split(".")[1:], "0")[:2])
+            start = index * self._packing.head_width + chunk * columns
+            used = min(max(self._packing.architecture.vocab - start, 0), columns)
         deviation = self._deviation(tensor.name, columns if tensor.name == "embed" else rows)
         step = max(1, _PIECE_ELEMENTS // columns)
         for start in range(0, rows, step):
             shape = (min(step, rows - start), columns)
-            piece = _integers(draw, shape) if tensor.dtype == "I8" else _floats(draw, shape, deviation, dtype)
-            piece[:, used:] = 0
+            integers = tensor.dtype == "U8"
+            piece = _integers(draw, shape) if integers else _floats(draw, shape, deviation, dtype)
+            piece[:, used:] = ZERO_POINT if integers else 0
             yield piece
 
     def _panel(self, record: str, panel: int, intermediate: int) -> np.ndarray:
@@ -140,21 +144,24 @@ class RandomWeights:
         integers = layout.scheme in INTEGER_SCHEMES
         # Integers: the whole panel is drawn at once, then scales and fills are put in their places.
         drawn = {"int8": _integers, "int4": _nibbles}.get(layout.scheme, lambda _, shape: np.zeros(shape, np.uint8))
-        packed = drawn(draw, (layout.panel_bytes,)).view(np.uint8)
+        packed = drawn(draw, (layout.panel_bytes,))
         deviation = _INT8_DEVIATION if layout.scheme == "int8" else _INT4_DEVIATION
         end = 0
         for part, view in zip(layout.parts, part_views(layout, packed).values(), strict=True):
             packed[end : part.offset] = 0
             end = part.offset + part.nbytes
             if part.name == "gate_scale":
-                view[:] = inner / deviation
+                view[:] = inner / (deviation * STEP)
             elif part.name == "mid_scale":
-                view[:] = inner * outer / deviation**2
-            elif integers:
-                _fill(part, view, channels)
+                view[:] = inner * outer / (deviation * STEP) ** 2
             else:
-                used = view[:channels] if part.name == "down" else view[:, :channels]
-                used[...] = _floats(draw, used.shape, outer if part.name == "down" else inner, view.dtype)
+                down = part.name.startswith("down")
+                own = channels if down else min(max(channels - _first_column(part), 0), part.shape[1])
+                if integers:
+                    _fill(part, view, own, nibbles=layout.scheme == "int4")
+                else:
+                    used = view[:own] if down else view[:, :own]
+                    used[...] = _floats(draw, used.shape, outer if down else inner, view.dtype)
         packed[end:] = 0
         return packed
 
@@ -163,7 +170,7 @@ class RandomWeights:
         return np.random.Generator(np.random.SFC64(np.random.SeedSequence(self._seed, spawn_key=key)))
 
 
-# Uniform over the odd integers of int8: zero mean, never -128, and one operation per word.
+# Uniform over the odd integers of 8 bits: zero mean, never -128, and one operation per word.
 _INT8_DEVIATION = float(np.sqrt((128**2 - 1) / 3))
 
 
@@ -171,15 +178,20 @@ _INT8_DEVIATION = float(np.sqrt((128**2 - 1) / 3))
 _INT4_DEVIATION = float(np.sqrt((8**2 - 1) / 3 * np.mean(np.arange(8, 16) ** 2)))
 
 
-def _fill(part: Part, view: np.ndarray, channels: int) -> None:
-    """Makes drawn bytes a part of a panel: zeros beyond `channels`, multipliers in their range."""
+def _first_column(part: Part) -> int:
+    """Of a column chunk, in its matrix."""
+    return int((*part.name.split("."), "0")[1]) * part.shape[1]
+
+
+def _fill(part: Part, view: np.ndarray, channels: int, *, nibbles: bool) -> None:
+    """Makes drawn bytes a part of a panel: zeros beyond its own `channels`, multipliers in their range."""
     down = part.name.startswith("down")
-    if part.name.endswith("_multiplier"):
+    if "_multiplier" in part.name:
         view &= 7
         view |= 8
         (view[-(-channels // INT4_GROUP) :] if down else view[:, channels:])[...] = 1
-    elif part.dtype != "U8":
-        (view[channels:] if down else view[:, channels:])[...] = 0
+    elif not nibbles:
+        (view[channels:] if down else view[:, channels:])[...] = ZERO_POINT
     elif down:
         low, high = view[channels:], view[max(0, channels - len(view)) :]  # the halves' rows beyond `channels`
         low &= 0xF0
@@ -196,8 +208,8 @@ def _nibbles(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _integers(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """int8 of `shape`, uniform over -127, -125, … 127."""
-    return _words(draw, shape, 0x0101010101010101).view(np.int8)
+    """Bytes of `shape`, uniform over 1, 3, … 255: integers -127, -125, … 127."""
+    return _words(draw, shape, 0x0101010101010101)
 
 
 def _words(draw: np.random.Generator, shape: tuple[int, ...], ones: int) -> np.ndarray:

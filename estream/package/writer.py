@@ -26,6 +26,7 @@ from estream.package.layout import (
     align,
     default_dense,
     default_panel_width,
+    head_slices,
 )
 from estream.package.manifest import CHECKSUMS, DENSE, MODEL, POOL, FileEntry, Manifest, check_panel
 from estream.version import __version__
@@ -138,7 +139,7 @@ class Packing:
 
     @property
     def head_width(self) -> int:
-        return next(tensor.shape[1] for tensor in self.dense_tensors if tensor.name == "head.0")
+        return head_slices(self.architecture.vocab)[1]
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -19,6 +19,7 @@ class CpuTarget(OrtTarget):
 
     name = "cpu"
     max_rows = MAX_ROWS
+    signed = True  # a product of uint8 × uint8 is four times slower than uint8 × int8
 
     def __init__(
         self, *, threads: int | None = None, reference: bool = False, library: str | Path | None = None

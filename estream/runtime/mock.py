@@ -76,6 +76,7 @@ class MockTarget:
     ) -> None:
         self.graphs = inner.graphs if inner is not None else "reference" if reference else "cpu"
         self.max_rows = inner.max_rows if inner is not None else max_rows
+        self.signed = inner.signed if inner is not None else True
         self.faults = faults if faults is not None else Faults()
         self.bound: set[tuple[int, int]] = set()
         self.allocations: list[tuple[str, int]] = []

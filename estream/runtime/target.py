@@ -76,6 +76,9 @@ class Target(Protocol):
     name: str
     graphs: str
     max_rows: int  # rows per dispatch and per block of dense work
+    signed: (
+        bool  # its graphs take int8 weights as two's complement, not as packages store them (`estream.layers.signs`)
+    )
 
     def allocate(self, nbytes: int, label: str) -> Buffer:
         """Page-aligned memory, zeroed, uncommitted until touched where the system allows. Raises TargetError."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from estream.package.chunks import HeadGroups
 from qnn_graphs.builder import Builder
-from qnn_graphs.htp.dense import HeadGroups
 from qnn_graphs.htp.quantised import half
 
 MASKED = -30000.0  # added to a score that does not count; also the running maximum before the first block

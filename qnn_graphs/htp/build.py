@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import onnx
 
 from estream.models.base import Architecture
+from estream.package.chunks import head_groups
+from estream.package.layout import PanelLayout, default_panel_width
 from qnn_graphs.htp.attention import build_attention
-from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv, head_groups
+from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv
 from qnn_graphs.htp.expert import ExpertGraph, build_expert
-from qnn_graphs.htp.weights import CHUNK_ELEMENTS
 
 MAX_CONTEXTS = 8  # what phones hold at a time
 
-_WIDEST_PANEL = 2048  # channels; found spill-free at 256 rows in every scheme for hidden sizes up to 4096
 _LADDER = ((16, 32), (4, 128), (2, 256))  # (slots, rows)
-_INT4_ELEMENTS = 1 << 22  # hidden · width: beyond, unpacking's run list and the time to compile explode
-_INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # for the same reason
+_INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # more slots: unpacking's run list and the time to compile explode
 
 
 @dataclass(frozen=True)
@@ -36,34 +35,14 @@ class HtpPlan:
     head_rows: int = 32
 
 
-def expert_chunks(hidden: int, width: int) -> int:
-    """Column chunks of a panel's matrices: the least power of two that the on-chip memory of every SoC likes."""
-    chunks = 1
-    while hidden * width // chunks > CHUNK_ELEMENTS and width % (64 * chunks) == 0 and hidden % (64 * chunks) == 0:
-        chunks *= 2
-    return chunks
-
-
-def panel_width(hidden: int, intermediate: int, scheme: str) -> int:
-    """The widest equal split of an expert that runs without spilling, a multiple of 128 where it is split.
-
-    Column chunks, not panel widths, are what on-chip memory limits.
-    """
-    limit = min(_WIDEST_PANEL, _INT4_ELEMENTS // hidden) if scheme == "int4" else _WIDEST_PANEL
-    if intermediate <= limit:
-        return -(-intermediate // 64) * 64
-    panels = -(-intermediate // limit)
-    return -(-intermediate // panels // 128) * 128
-
-
 def default_plan(arch: Architecture, *, experts: str, dense: str) -> HtpPlan:
     """The best sizes that the search found (docs/htp.md)."""
-    width = panel_width(arch.hidden, arch.expert_intermediate, experts)
+    width = default_panel_width(arch.hidden, arch.expert_intermediate, experts)
     groups = head_groups(arch.attention)
     whole = groups.heads == groups.kv_heads and arch.hidden <= 2048 and dense != "f16"
     rows, steps = (256, 2) if whole else (128, 4)
     ladder = _INT4_LADDER if experts == "int4" else _LADDER
-    return HtpPlan(rows, steps, width, expert_chunks(arch.hidden, width), ladder)
+    return HtpPlan(rows, steps, width, PanelLayout(arch.hidden, width, experts).chunks, ladder)
 
 
 def build_graphs(

@@ -10,52 +10,15 @@ Weights are stored in column chunks, as in the experts; chunks of q, k and v are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx
 
-from estream.models.base import Architecture, Attention
+from estream.models.base import Architecture
+from estream.package.chunks import HeadGroups, chunk_names, head_groups, linear_chunks, qkv_chunks
 from qnn_graphs.builder import Builder
 from qnn_graphs.htp.quantised import half
-from qnn_graphs.htp.weights import chunk_names, column_chunks, column_vectors, weight_operand
+from qnn_graphs.htp.weights import column_vectors, weight_operand
 from qnn_graphs.norm import rms_norm
-
-
-@dataclass(frozen=True)
-class HeadGroups:
-    """Heads that one call of the attention core computes. Group g takes K and V of KV group g // sharing."""
-
-    groups: int
-    heads: int  # query heads of a group
-    kv_heads: int  # KV heads of a group
-    sharing: int  # groups that share a KV head
-    head_dim: int
-
-    @property
-    def kv_groups(self) -> int:
-        return self.groups // self.sharing
-
-    def q_shape(self, rows: int) -> tuple[int, int, int]:
-        """The query heads of a KV head are rows of one matrix: [kv_heads, heads / kv_heads · rows, D]."""
-        return self.kv_heads, self.heads // self.kv_heads * rows, self.head_dim
-
-    def k_shape(self, rows: int) -> tuple[int, int, int]:
-        """Already transposed: [kv_heads, D, rows]."""
-        return self.kv_heads, self.head_dim, rows
-
-    def v_shape(self, rows: int) -> tuple[int, int, int]:
-        return self.kv_heads, rows, self.head_dim
-
-
-def head_groups(attention: Attention, largest: int = 4) -> HeadGroups:
-    """Groups of at most `largest` query heads: several KV heads with all their query heads, or a part of one's."""
-    folded = attention.heads // attention.kv_heads
-    if folded > largest:
-        heads = max(n for n in range(1, largest + 1) if folded % n == 0)
-        return HeadGroups(attention.heads // heads, heads, 1, folded // heads, attention.head_dim)
-    whole = [n for n in range(1, attention.kv_heads + 1) if attention.kv_heads % n == 0 and n * folded <= largest]
-    return HeadGroups(attention.kv_heads // whole[-1], whole[-1] * folded, whole[-1], 1, attention.head_dim)
 
 
 def build_norm(arch: Architecture, rows: int) -> onnx.ModelProto:
@@ -95,13 +58,6 @@ def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
                 folded = _rotated(b, folded, cos, sin)
             _write_group(b, folded, name, group, groups, rows)
     return b.model()
-
-
-def qkv_chunks(arch: Architecture, name: str) -> int:
-    """Column chunks of q, k or v: whole heads, and a whole number of chunks per head group or of groups per chunk."""
-    a, groups = arch.attention, head_groups(arch.attention)
-    heads, count = (a.heads, groups.groups) if name == "q" else (a.kv_heads, groups.kv_groups)
-    return column_chunks(arch.hidden, heads * a.head_dim, unit=a.head_dim, multiple_of=count)
 
 
 def _columns(b: Builder, pieces: list[str], group: int, groups: int) -> str:
@@ -172,7 +128,7 @@ def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
     The host adds delta to the residual stream.
     """
     b, a, groups = Builder("o"), arch.attention, head_groups(arch.attention)
-    chunks, pieces = column_chunks(a.q_width, arch.hidden), []
+    chunks, pieces = linear_chunks(arch, "o", arch.hidden, scheme), []
     for group in range(groups.groups):
         attn = b.input(f"attn.{group}", groups.q_shape(rows), np.float16)
         heads = b.node("Reshape", attn, b.integers(groups.heads, rows, a.head_dim))
@@ -189,7 +145,7 @@ def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
 
 def build_head(arch: Architecture, scheme: str, rows: int, width: int) -> onnx.ModelProto:
     """normed float16 [T, H], head [H, Vs] in column chunks (+ head.scale) → logits.{c} float16 [T, Vs/C]."""
-    b, chunks = Builder("head"), column_chunks(arch.hidden, width)
+    b, chunks = Builder("head"), linear_chunks(arch, "head", width, scheme)
     x = b.input("normed", (rows, arch.hidden), np.float16)
     results = products(b, x, "head", (arch.hidden, width), scheme, chunks)
     _write_chunks(b, results, "logits", (rows, width // chunks))

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from estream.package.chunks import chunk_names
 from qnn_graphs.builder import Builder
 from qnn_graphs.htp.quantised import PRODUCT, TILE, integer_product, join_columns, quantise_rows
-from qnn_graphs.htp.weights import GROUP, chunk_names, column_vectors, weight_operand
+from qnn_graphs.htp.weights import GROUP, column_vectors, weight_operand
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@
 int8 and int4 weights are normalised: a channel's magnitude is a factor that the graph applies to activations.
 
 int4: weight = q · multiplier / 128 with q in -7 … 7 and an integer multiplier in 1 … 18 per group of 32 along K. A byte
-holds 128 + q[k] + 16 · q[k + K/2]: rounding (byte - 128) / 16 gives the high half, the remainder is the low half, and
+holds 136 + q[k] + 16 · q[k + K/2]: rounding (byte - 136) / 16 gives the high half, the remainder is the low half, and
 no byte falls on a tie. Because multipliers are integers the unpacked weight is an exact 8-bit integer, and unpacking
 never leaves 8 bits: far fewer vector operations than in float16, and half of its on-chip memory.
 A QNN tensor has one encoding: the same integers cannot be read in two ways, which is what this arithmetic respects.
@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from estream.package.chunks import chunk_names
 from qnn_graphs.builder import Builder
 from qnn_graphs.htp.quantised import WEIGHT_I8, WEIGHT_U8, Encoding
 
 SCHEMES = ("f16", "int8", "int4")
 GROUP = 32
-CHUNK_ELEMENTS = 1 << 20  # of a column chunk: twice as many spill, several times the ideal traffic (docs/htp.md)
 
-_PAIR = Encoding(np.uint8, 1.0, 128)
+_PAIR = Encoding(np.uint8, 1.0, 136)
 _LOW = Encoding(np.uint8, 1.0, 8)
 _HIGH = Encoding(np.uint8, 16.0, 8)
 _LOW_MULTIPLIER = Encoding(np.uint8, 2.0**-7, 0)
@@ -64,22 +64,6 @@ def weight_operand(b: Builder, name: str, shape: tuple[int, int], scheme: str, *
         product = WEIGHT_U8.through(b, b.node("Mul", grouped, factor))
         scaled.append(WEIGHT_U8.through(b, b.node("Reshape", product, b.integers(rows // 2, columns))))
     return WEIGHT_U8.through(b, b.node("Concat", *scaled, axis=0))
-
-
-def chunk_names(name: str, chunks: int) -> list[str]:
-    """Names of a matrix's column chunks, in order: the name itself where there is one."""
-    return [name] if chunks == 1 else [f"{name}.{chunk}" for chunk in range(chunks)]
-
-
-def column_chunks(depth: int, width: int, *, unit: int = 32, multiple_of: int = 1) -> int:
-    """The least number of equal column chunks of a weight [depth, width] that hold at most CHUNK_ELEMENTS each.
-
-    Chunks are whole multiples of `unit` columns. Where no number does, the most that `unit` allows.
-    """
-    counts = [n for n in range(multiple_of, width // unit + 1, multiple_of) if width % (n * unit) == 0]
-    if not counts:
-        raise ValueError(f"{width} columns do not divide into {multiple_of} chunks of whole {unit} columns")
-    return next((n for n in counts if depth * (width // n) <= CHUNK_ELEMENTS), counts[-1])
 
 
 def column_vectors(b: Builder, name: str, width: int, chunks: int) -> list[str]:

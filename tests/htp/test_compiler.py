@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from estream.errors import TargetError, UsageError
+from estream.runtime.soc import find_soc
 from qnn_graphs.builder import Builder
 from qnn_graphs.htp.compiler import compile_graph
 from qnn_graphs.htp.report import parse_report
 from qnn_graphs.htp.session import open_session
 from qnn_graphs.htp.simulator import Simulator
-from qnn_graphs.htp.soc import find_soc
 
 
 def product(rows: int | str = 32) -> Builder:

@@ -7,11 +7,11 @@ import pytest
 
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
 from estream.models.rope import rope_tables
+from estream.package.chunks import chunk_names, column_chunks, head_groups, qkv_chunks
 from estream.runtime import tiles
 from qnn_graphs.htp.attention import MASKED, build_attention
-from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv, head_groups, qkv_chunks
+from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv
 from qnn_graphs.htp.simulator import Simulator
-from qnn_graphs.htp.weights import chunk_names, column_chunks
 from tests.support.htp import Feeds, columns, pack_int8, relative
 from tests.support.numpy_reference import _norm as rms_norm
 from tests.support.numpy_reference import _rotate as rotate

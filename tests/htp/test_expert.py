@@ -54,7 +54,7 @@ def test_int4_unpacks_exactly(soc: str) -> None:
     multiplier = rng.integers(1, 19, (4, 225)).astype(np.uint8)
     b = Builder("unpack")
     WEIGHT_U8.write(b, weight_operand(b, "w", (128, 225), "int4"), out=b.output("bytes", (128, 225), np.uint8))
-    feeds = {"w": (128 + q[:64] + 16 * q[64:]).astype(np.uint8), "w_low": multiplier[:2], "w_high": multiplier[2:]}
+    feeds = {"w": (136 + q[:64] + 16 * q[64:]).astype(np.uint8), "w_low": multiplier[:2], "w_high": multiplier[2:]}
     unpacked = Simulator(b.model(), soc).run(feeds)["bytes"].astype(np.int64) - 128
     np.testing.assert_array_equal(unpacked, q * np.repeat(multiplier.astype(np.int64), 32, axis=0))
 

@@ -47,7 +47,7 @@ def panel(target: Target, layout: PanelLayout, seed: int = 1) -> tuple[dict[str,
     down_t, down_scale = pack(r.standard_normal((hidden, width)) * 0.2, layout.scheme)  # one scale per input channel
     arrays = {"gate": gate, "up": up, "down": np.ascontiguousarray(down_t.T)}
     if gate_scale is not None and up_scale is not None and down_scale is not None:
-        arrays |= {"gate_scale": gate_scale, "mid_scale": up_scale * down_scale}
+        arrays |= {"gate_scale": gate_scale, "mid_scale": (up_scale * down_scale).astype(np.float16)}
     buffer = target.allocate(layout.panel_bytes, "panel")
     parts = {part.name: buffer.part(part.offset, part.nbytes) for part in layout.parts}
     for name, part in parts.items():
@@ -58,7 +58,7 @@ def panel(target: Target, layout: PanelLayout, seed: int = 1) -> tuple[dict[str,
 def want_expert(x: np.ndarray, gates: np.ndarray, w: dict[str, np.ndarray], *, integers: bool) -> np.ndarray:
     """The panel in float64; `integers`: through the integer path of the cpu target."""
     f64 = {name: value.astype(np.float64) for name, value in w.items()}
-    gate_scale, mid_scale = f64.get("gate_scale", 1.0), f64.get("mid_scale", 1.0)
+    gate_scale, mid_scale = f64.get("gate_scale", 128.0) / 128, f64.get("mid_scale", 128.0**2) / 128**2
     rows, scales = quantise_rows(x) if integers else (x.astype(np.float64), np.ones((len(x), 1)))
     middle = silu((rows @ f64["gate"]) * gate_scale * scales) * ((rows @ f64["up"]) * mid_scale)
     again, middle_scales = quantise_rows(middle) if integers else (middle, np.ones((len(x), 1)))

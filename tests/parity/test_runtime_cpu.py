@@ -259,7 +259,7 @@ def test_processors_with_wrong_integer_kernels(version: str, machine: str, flags
 def test_options_of_open_target() -> None:
     with pytest.raises(UsageError, match="threads must be a whole number, 1 to 256"):
         open_target("cpu", threads=0)
-    with pytest.raises(UsageError, match=r"unknown target \(asked gpu, had cpu, mock\)"):
+    with pytest.raises(UsageError, match=r"unknown target \(asked gpu, had cpu, htp, mock\)"):
         open_target("gpu")
     for reference, graphs in ((False, "cpu"), (True, "reference")):
         target = open_target("cpu", reference=reference)

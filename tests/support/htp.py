@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from estream.package.chunks import chunk_names
 from estream.runtime import tiles
 from qnn_graphs.htp.expert import ExpertGraph
-from qnn_graphs.htp.weights import GROUP, chunk_names
+from qnn_graphs.htp.weights import GROUP
 
 Feeds = dict[str, np.ndarray]
 
@@ -41,7 +42,7 @@ def pack_int4(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np
     multiplier = np.clip(np.rint(np.abs(groups).max(axis=1, keepdims=True) / 7), 1, 18)
     values = np.clip(np.rint(groups / multiplier), -7, 7)
     flat = values.reshape(rows, count)
-    pairs = (128 + flat[: rows // 2] + 16 * flat[rows // 2 :]).astype(np.uint8)
+    pairs = (136 + flat[: rows // 2] + 16 * flat[rows // 2 :]).astype(np.uint8)
     whole = (values * multiplier).reshape(rows, count) / 128 * magnitude
     return pairs, multiplier[:, 0].astype(np.uint8), magnitude.reshape(-1).astype(np.float16), whole
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from estream.package.layout import PanelLayout
+from estream.package.chunks import chunk_names
+from estream.package.layout import DTYPES, PanelLayout
 from estream.package.quantise import part_views
+from estream.package.reader import Package
 
 
 def pack(weight: np.ndarray, scheme: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """A float weight [K, N] in a scheme; for int8 also the float32 scale of each output channel."""
+    """A float weight [K, N] as a cpu graph takes it; for int8 also the float16 magnitude of each output channel."""
     if scheme != "int8":
         return weight.astype({"f32": np.float32, "f16": np.float16}[scheme]), None
-    scale = (np.abs(weight).max(axis=0) / 127).astype(np.float32)
-    return np.rint(weight / scale).astype(np.int8), scale
+    magnitude = (np.abs(weight).max(axis=0) * (128 / 127)).astype(np.float16)
+    return np.clip(np.rint(weight * 128 / magnitude), -127, 127).astype(np.int8), magnitude
 
 
-def dequantised(weight: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-    """Float64 values of a packed weight."""
-    return weight.astype(np.float64) * (1.0 if scale is None else scale.astype(np.float64))
+def dequantised(weight: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray:
+    """Float64 values of what `pack` gives."""
+    return weight.astype(np.float64) * (1.0 if magnitude is None else magnitude / np.float64(128))
 
 
 def unpack_int4(packed: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
@@ -29,13 +31,38 @@ def unpack_int4(packed: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
 
 
 def panel_numbers(layout: PanelLayout, panel: np.ndarray) -> dict[str, np.ndarray]:
-    """A packed panel's matrices and scales, float64; int4 unpacked to the integers that scales multiply."""
+    """A packed panel's matrices, float64, whole; int8 and int4 as the integers that gate_scale and mid_scale, float64,
+    multiply."""
     views = part_views(layout, panel)
-    numbers = {name: view.astype(np.float64) for name, view in views.items() if not name.endswith("_multiplier")}
-    if layout.scheme == "int4":
-        for name in ("gate", "up", "down"):
-            numbers[name] = unpack_int4(views[name], views[f"{name}_multiplier"]).astype(np.float64)
+    numbers: dict[str, np.ndarray] = {}
+    for name in ("gate", "up", "down"):
+        chunks = [views[key] for key in chunk_names(name, layout.chunks)]
+        if layout.scheme == "int4":
+            multipliers = [views[key] for key in chunk_names(f"{name}_multiplier", layout.chunks)]
+            chunks = [unpack_int4(*pair) for pair in zip(chunks, multipliers, strict=True)]
+        numbers[name] = np.concatenate(chunks, axis=1).astype(np.float64)
+        if layout.scheme == "int8":
+            numbers[name] -= 128
+    if "gate_scale" in views:
+        numbers["gate_scale"] = views["gate_scale"] / np.float64(128)
+        numbers["mid_scale"] = views["mid_scale"] / np.float64(128**2)
     return numbers
+
+
+def dense_matrix(package: Package, name: str) -> np.ndarray:
+    """What a dense tensor, or a matrix stored in column chunks, stands for: float32, whole."""
+
+    def stored(key: str) -> np.ndarray:
+        tensor = package.dense[key]
+        dtype = DTYPES[tensor.dtype]
+        count = tensor.nbytes // dtype.itemsize
+        return np.fromfile(package.dense_file, dtype, count, offset=tensor.offset).reshape(tensor.shape)
+
+    chunks = sum(key == name or (key.rpartition(".")[0] == name and key[-1].isdigit()) for key in package.dense)
+    values = np.concatenate([stored(key) for key in chunk_names(name, chunks)], axis=-1).astype(np.float32)
+    if f"{name}.scale" in package.dense:
+        values = (values - 128) / 128 * stored(f"{name}.scale").astype(np.float32)
+    return values
 
 
 def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,17 +73,12 @@ def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(x / scale).astype(np.float64), scale.astype(np.float64)
 
 
-def integer_product(x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-    """Rows quantised, integer product, scales after: what the cpu target computes for int8."""
-    rows, scales = quantise_rows(x)
-    return (rows @ weight.astype(np.float64)) * scales * (1.0 if scale is None else scale.astype(np.float64))
-
-
-def product(x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None, target: str) -> np.ndarray:
-    """x [rows, K] · packed weight, as the target defines it, in float64."""
+def product(x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray | None, target: str) -> np.ndarray:
+    """x [rows, K] · packed weight, as the target defines it, in float64: rows quantised for int8 on the cpu target."""
     if weight.dtype == np.int8 and target == "cpu":
-        return integer_product(x, weight, scale)
-    return x @ dequantised(weight, scale)
+        rows, scales = quantise_rows(x)
+        return (rows @ dequantised(weight, magnitude)) * scales
+    return x @ dequantised(weight, magnitude)
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -141,6 +141,7 @@ def test_defaults_reach_the_engine() -> None:
     assert FakeEngine.opened == {
         "path": Path("x.estream"),
         "backend": "cpu",
+        "soc": None,
         "memory": None,
         "group": None,
         "banks": None,
@@ -167,6 +168,7 @@ def test_options_reach_the_engine(tmp_path: Path) -> None:
     assert opened == {
         "path": Path("x.estream"),
         "backend": "cpu",
+        "soc": None,
         "memory": 3 << 29,
         "group": 4,
         "banks": 3,

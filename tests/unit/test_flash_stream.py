@@ -280,6 +280,31 @@ def test_verification_names_the_damaged_panel(source: Faulty, content: bytes) ->
     stream.close()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_every_panel_is_prepared_once_after_it_was_verified(source: Faulty, content: bytes, mode: str) -> None:
+    def checksum(layer: int, panel: int) -> int:
+        start = LAYOUT.panel_offset(layer, panel)
+        return zlib.crc32(content[start : start + SIZE])
+
+    def invert(memory: memoryview) -> None:
+        time.sleep(0.001)  # a group that is Ready too early would show
+        panel = np.frombuffer(memory, np.uint8)
+        np.bitwise_not(panel, out=panel)
+
+    def inverted(panels: list[bytes]) -> list[bytes]:
+        return [bytes(~np.frombuffer(panel, np.uint8)) for panel in panels]
+
+    for check in (checksum, None):
+        stream = streamed(source, mode=mode, checksum=check, prepare=invert)
+        assert stream.verifies is (check is not None)
+        for seed in range(3):  # the banks are used again and again
+            assert prefill(stream, masks(seed)) == inverted(expected(content, masks(seed)))
+        stream.close()
+        experts = ResidentExperts(source, LAYOUT, allocate(LAYOUT.pool_bytes), checksum=check, prepare=invert)
+        for seed in range(2):
+            assert prefill(experts, masks(seed)) == inverted(expected(content, masks(seed)))
+
+
 def test_many_prefills_leak_neither_threads_nor_descriptors(path: Path, content: bytes) -> None:
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(10):

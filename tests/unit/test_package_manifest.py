@@ -43,17 +43,19 @@ def test_survives_the_round_trip(config: dict[str, Any], source: dict[str, Any])
 
 def test_document_golden() -> None:
     document = manifest(QWEN2_MOE).to_dict()
-    assert (document["format"], document["version"], document["family"]) == ("estream", 1, "qwen2_moe")
+    assert (document["format"], document["version"], document["family"]) == ("estream", 2, "qwen2_moe")
+    assert document["int8_zero_point"] == 128
     assert document["panel"] == {
         "hidden": 32,
         "width": 32,
+        "chunks": 1,
         "bytes": 16384,
         "parts": [
-            {"name": "gate", "dtype": "I8", "shape": [32, 32], "offset": 0},
-            {"name": "up", "dtype": "I8", "shape": [32, 32], "offset": 1024},
-            {"name": "down", "dtype": "I8", "shape": [32, 32], "offset": 2048},
-            {"name": "gate_scale", "dtype": "F32", "shape": [32], "offset": 3072},
-            {"name": "mid_scale", "dtype": "F32", "shape": [32], "offset": 3200},
+            {"name": "gate", "dtype": "U8", "shape": [32, 32], "offset": 0},
+            {"name": "up", "dtype": "U8", "shape": [32, 32], "offset": 1024},
+            {"name": "down", "dtype": "U8", "shape": [32, 32], "offset": 2048},
+            {"name": "gate_scale", "dtype": "F16", "shape": [32], "offset": 3072},
+            {"name": "mid_scale", "dtype": "F16", "shape": [32], "offset": 3200},
         ],
     }
     pool = {"data_offset": 32768, "layers": [0, 2], "experts": 4, "panels_per_expert": 2, "record_bytes": 32768}
@@ -66,7 +68,7 @@ def test_document_golden() -> None:
 Change = Callable[[dict[str, Any]], Any]
 CHANGES: list[tuple[Change, str]] = [
     (lambda d: d.update(format="gguf"), "format"),
-    (lambda d: d.update(version=2), "version"),
+    (lambda d: d.update(version=1), "version"),
     (lambda d: d.update(version=True), "version"),
     (lambda d: d.pop("version"), "version"),
     (lambda d: d.update(colour="blue"), "unknown field colour"),
@@ -85,6 +87,8 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda d: d["panel"].update(width=32.0), "panel.width"),
     (lambda d: d["panel"].update(width=1 << 40), "panel width"),
     (lambda d: d["panel"].update(bytes=1), "panel.bytes"),
+    (lambda d: d["panel"].update(chunks=2), "panel.chunks"),
+    (lambda d: d.update(int8_zero_point=0), "int8_zero_point"),
     (lambda d: d["panel"]["parts"][2].update(offset=0), "panel.parts.2.offset"),
     (lambda d: d["panel"]["parts"].pop(), "panel.parts"),
     (lambda d: d["panel"].update(extra=1), "unknown field panel.extra"),
@@ -128,5 +132,5 @@ def test_refuses_what_is_no_document(text: bytes) -> None:
 
 def test_other_version_says_what_to_do() -> None:
     document = json.loads(manifest().to_json()) | {"version": 7}
-    with pytest.raises(PackageError, match=r"asked 1, had 7.*Pack the checkpoint again"):
+    with pytest.raises(PackageError, match=r"asked 2, had 7.*Pack the checkpoint again"):
         Manifest.from_json(json.dumps(document).encode())

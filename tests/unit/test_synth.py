@@ -9,11 +9,11 @@ import pytest
 from estream.errors import UsageError
 from estream.models import family
 from estream.package.presets import PRESETS, preset_config
-from estream.package.reader import DenseTensor, Package
+from estream.package.reader import Package
 from estream.package.synth import RandomWeights, synthesize
 from estream.package.verify import verify
 from estream.package.writer import Packing
-from tests.support.schemes import panel_numbers
+from tests.support.schemes import dense_matrix, panel_numbers
 
 TINY: dict[str, Any] = {
     "model_type": "qwen2_moe",
@@ -42,18 +42,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(folder: Path, **options: Any) -> Package:
     synthesize("tiny", folder, **options)
     return Package.open(folder)
-
-
-def stored(package: Package, tensor: DenseTensor) -> np.ndarray:
-    dtype = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}[tensor.dtype]
-    count = tensor.nbytes // np.dtype(dtype).itemsize
-    return np.fromfile(package.dense_file, dtype, count, offset=tensor.offset).reshape(tensor.shape)
-
-
-def matrix(package: Package, name: str) -> np.ndarray:
-    values = stored(package, package.dense[name]).astype(np.float32)
-    scale = package.dense.get(f"{name}.scale")
-    return values if scale is None else values * stored(package, scale)
 
 
 def expert_parts(package: Package, layer: int, expert: int) -> dict[str, np.ndarray]:
@@ -85,7 +73,9 @@ def test_every_record_and_matrix_differs(tmp_path: Path, scheme: str) -> None:
     package = made(tmp_path / "a", experts=scheme)
     pool_crcs = package.checksums[: 4 * package.pool.panels_per_layer]
     assert len(np.unique(pool_crcs)) == len(pool_crcs) == 4 * 16
-    values = [matrix(package, f"layers.{layer}.{name}").tobytes() for layer in range(4) for name in ("q", "k", "o")]
+    values = [
+        dense_matrix(package, f"layers.{layer}.{name}").tobytes() for layer in range(4) for name in ("q", "k", "o")
+    ]
     assert len(set(values)) == len(values)
 
 
@@ -95,12 +85,12 @@ def test_deviations_of_weights(tmp_path: Path, scheme: str) -> None:
     branch = (2 * 4) ** -0.5
     expected = {"embed": 1.0, "layers.0.q": 128**-0.5, "layers.3.o": branch * 128**-0.5, "layers.1.router": 128**-0.5}
     for name, deviation in expected.items():
-        values = matrix(package, name)
+        values = dense_matrix(package, name)
         assert values.std() == pytest.approx(deviation, rel=0.05)
         assert abs(values.mean()) < 4 * deviation / values.size**0.5
-    head = matrix(package, "head.0")
+    head = dense_matrix(package, "head.0")
     assert head[:, :900].std() == pytest.approx(2 * 128**-0.5, rel=0.05) and not head[:, 900:].any()
-    norm = matrix(package, "final_norm")
+    norm = dense_matrix(package, "final_norm")
     assert 0.8 < norm.min() < norm.max() < 1.2 and norm.std() > 0.05
     part = expert_parts(package, 2, 5)
     for name in ("gate", "up"):
@@ -123,7 +113,7 @@ def test_routing_is_spread_over_all_experts(tmp_path: Path) -> None:
         hidden = embedding.rows(np.arange(900))
     normed = hidden / np.sqrt((hidden**2).mean(axis=1, keepdims=True))
     for layer in range(4):
-        choice = package.family.route(normed @ matrix(package, f"layers.{layer}.router"))
+        choice = package.family.route(normed @ dense_matrix(package, f"layers.{layer}.router"))
         load = np.bincount(choice.experts.reshape(-1), minlength=16)
         assert load.min() > 0.4 * load.mean() and load.max() < 2 * load.mean()
         ordered = np.sort(choice.gates, axis=1)
