@@ -24,7 +24,7 @@ def check_npu() -> list[Finding]:
     ]
     try:
         answer = ask("qnn", libraries.backend)
-        said = f"QAIRT {answer['build']}, interface {answer['api']}, {libraries.backend}"
+        said = f"QAIRT {answer['build'].lstrip('v')}, interface {answer['api']}, {libraries.backend}"
         found.append(Finding(AREA, "libQnnHtp", "ok", said, "htp"))
     except TargetError as error:
         found.append(missing(AREA, "libQnnHtp", error, "htp"))

@@ -26,7 +26,7 @@ class _Interface(ctypes.Structure):
 
 
 def qnn_build(library: Path) -> tuple[str, str]:
-    """(build, which is QAIRT's version, without a leading v; version of its interface). Raises TargetError."""
+    """(build, which is QAIRT's version; version of its interface). Raises TargetError."""
     providers, count = ctypes.POINTER(ctypes.POINTER(_Interface))(), ctypes.c_uint32()
     try:
         status = ctypes.CDLL(str(library)).QnnInterface_getProviders(ctypes.byref(providers), ctypes.byref(count))
@@ -40,10 +40,10 @@ def qnn_build(library: Path) -> tuple[str, str]:
     if prototype(interface.functions[4])(ctypes.byref(build)) or build.value is None:
         raise TargetError("the back end does not tell its build")
     core = interface.core_api
-    return build.value.decode().removeprefix("v"), f"{core.major}.{core.minor}.{core.patch}"
+    return build.value.decode(), f"{core.major}.{core.minor}.{core.patch}"
 
 
 @cache
 def qairt_version(library: Path) -> str:
     """QAIRT's version, as the compiler gives it in its log. Raises TargetError."""
-    return qnn_build(library)[0]
+    return qnn_build(library)[0].removeprefix("v")

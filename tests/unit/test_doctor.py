@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from estream.cli import main
 from estream.doctor import child, machine, npu, package, software, storage
 from estream.doctor.finding import Finding
 from estream.errors import FlashError, TargetError
+from estream.package.contexts import ContextEntry, ContextFile, expected_manifest, file_names
+from estream.runtime.soc import find_soc
 from tests.support.faults import make_package
 
 
@@ -137,7 +140,7 @@ def test_child_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script
 
 
 def test_child_reports_errors() -> None:
-    with pytest.raises(TargetError, match=r"OSError: .*nowhere\.so"):
+    with pytest.raises(TargetError, match=r"library /nowhere\.so cannot be loaded"):
         child.ask("qnn", "/nowhere.so")
 
 
@@ -230,17 +233,26 @@ def test_package_that_is_absent_or_whole_or_damaged(
     assert status == 1 and found["cpu graphs"]["found"] == f"not there: {graphs[0]}"
 
 
-def test_contexts_are_tried_one_by_one(answers: dict[str, Any], tmp_path: Path) -> None:
+def test_contexts_are_tried_one_by_one(
+    answers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_package(tmp_path)
-    write(
-        model / "graphs" / "htp",
-        {"sm8650/expert.onnx": "..EPContext..", "sm8850/expert.onnx": "..EPContext..", "expert.onnx": "MatMul"},
-    )
     opened = package.Package.open(model)
+    monkeypatch.setattr(package, "qairt_version", lambda library: "2.51.0")
+    for soc in ("sm8650", "sm8850"):
+        content = {name: f"{soc} {name}".encode() for name in file_names("expert.4x32")}
+        files = {name: ContextFile.of(data) for name, data in content.items()}
+        manifest = expected_manifest(opened, find_soc(soc), "2.51.0")
+        manifest = dataclasses.replace(manifest, graphs={"expert.4x32": ContextEntry("0" * 64, files, {})})
+        folder = model / "graphs" / "htp" / soc
+        folder.mkdir(parents=True)
+        for name, data in (content | {"manifest.json": manifest.to_json()}).items():
+            (folder / name).write_bytes(data)
     answers["context"] = {"inputs": 7, "outputs": 1}
+    told = "1 load, 49 B, QAIRT 2.51.0"
     assert statuses(package.check_contexts(opened)) == {
-        "context sm8650/expert": ("ok", "loads: 7 inputs, 1 outputs"),
-        "context sm8850/expert": ("ok", "loads: 7 inputs, 1 outputs"),
+        "contexts sm8650": ("ok", told),
+        "contexts sm8850": ("ok", told),
     }
     answers["context"] = TargetError("the process was killed by SIGSEGV")
     (first, _) = package.check_contexts(opened)

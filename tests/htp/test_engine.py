@@ -1,0 +1,192 @@
+"""The whole prefill in the simulator, package to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from estream import Engine
+from estream.errors import NumericError, TargetError, UsageError
+from estream.layers.htp.graphs import Rung
+from estream.layers.htp.ladder import Slots, panel_inputs
+from estream.layers.observe import Rows
+from estream.package.layout import PanelLayout
+from estream.runtime import open_target
+from estream.runtime.mock import MockTarget
+from estream.selftest import selftest
+from tests.support.htp_packages import compiled
+from tests.support.packages import packed
+from tests.support.tiny_checkpoints import TinyCheckpoint, prompt
+
+LENGTHS = (1, 33, 130)
+CASES: dict[str, dict[str, Any]] = {
+    "olmoe": {"clip_qkv": 2.0},
+    "mixtral": {"sliding_window": 41, "num_key_value_heads": 1},
+    "qwen2_moe": {"num_hidden_layers": 3, "mlp_only_layers": [1], "num_key_value_heads": 4},
+}
+Made = tuple[Path, TinyCheckpoint]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return compiled(tmp_path_factory.mktemp(request.param), request.param, **CASES[request.param])
+
+
+@pytest.fixture(scope="module")
+def olmoe(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return compiled(tmp_path_factory.mktemp("plain"), "olmoe", experts="int8", hidden_size=64)
+
+
+class Impose:
+    """Where a token's choice of experts is another one than the reference's, it gets the reference's router logits."""
+
+    def __init__(self, layers: tuple[int, ...], reference: list[np.ndarray], count: int) -> None:
+        self._reference = dict(zip(layers, reference, strict=True))
+        self._count = count
+        self.agreed = self.all = 0
+
+    def __call__(
+        self, layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None
+    ) -> None:
+        if graph != "o_router":
+            return
+        expected = self._reference[layer]
+        logits = arrays["logits"][:, : expected.shape[1]]
+        own, wanted = (np.sort(np.argsort(-scores, axis=1)[:, : self._count], axis=1) for scores in (logits, expected))
+        differ = (own != wanted).any(axis=1)
+        logits[differ] = expected[differ]
+        self.agreed += int((own == wanted).sum())
+        self.all += own.size
+
+
+def test_logits_are_those_of_transformers(made: Made) -> None:
+    package, tiny = made
+    with Engine(package, "htp", max_tokens=200) as engine:
+        assert engine.configuration["simulated"] is True and engine.configuration["soc"] == "sm8650"
+        arch = engine.package.architecture
+        for length in LENGTHS:
+            ids = prompt(length, seed=length)
+            impose = Impose(arch.moe_layers, tiny.router_logits(ids), arch.top_k)
+            result, expected = engine.prefill(ids, logits="all", observe=impose), tiny.logits(ids)
+            assert result.logits is not None
+            error = float(np.linalg.norm(result.logits - expected) / np.linalg.norm(expected))
+            print(f"{length} tokens: error {error:.5f}, {impose.agreed} of {impose.all} choices agree")
+            assert error <= 1e-2 and impose.agreed >= 0.97 * impose.all
+            stats = result.stats
+            panels = 1 + bool(arch.shared_intermediate)
+            assert stats.rows_useful is not None and stats.rows_computed is not None
+            assert stats.rows_useful >= length * (arch.top_k + panels - 1)
+            assert stats.rows_computed % 128 == 0 and stats.rows_computed > stats.rows_useful
+
+
+def test_streamed_equals_resident_whatever_the_grouping(olmoe: Made) -> None:
+    ids = prompt(97)
+    with Engine(olmoe[0], "htp", resident="all", max_tokens=100) as engine:
+        expected = engine.prefill(ids, logits="all").logits
+        assert expected is not None
+        last = engine.prefill(ids).logits
+        assert last is not None and np.array_equal(last, expected[-1])
+    for group, banks in ((1, 1), (3, 2), (8, 2)):
+        with Engine(olmoe[0], "htp", group=group, banks=banks, max_tokens=100) as engine:
+            result = engine.prefill(ids, logits="all")
+            assert np.array_equal(result.logits, expected), (group, banks)
+
+
+def test_bound_addresses_are_fixed(olmoe: Made) -> None:
+    def pairs(lengths: list[int]) -> int:
+        target = MockTarget(inner=open_target("htp", threads=1))
+        with Engine(olmoe[0], target, max_tokens=100, group=8, banks=1) as engine:
+            for length in lengths:
+                engine.prefill(prompt(length), logits="all")
+        return len(target.bound)
+
+    # 8 experts of the one bank in every slot, all blocks and masks: a long prompt meets all of them.
+    assert pairs([100, 100]) == pairs([100, 1, 33, 100, 64, 99])
+
+
+def test_selftest_passes(olmoe: Made) -> None:
+    report = selftest(olmoe[0], "htp", tokens=40, threads=1)
+    assert report.ok, report.faults
+    assert report.simulated and report.reference and report.graphs == "htp"
+    assert {item.graph for item in report.differences} >= {"qkv", "attention", "o_router", "expert", "sum", "head"}
+    assert max(item.error for item in report.differences) < 0.05
+
+
+def stale_bank(patch: pytest.MonkeyPatch) -> None:
+    """Slots keep the first panel that they were bound to."""
+    bind = Slots._bind
+    patch.setattr(Slots, "_bind", lambda self, slot, panel: self._bound[slot] or bind(self, slot, panel))
+
+
+def zeroed_output(patch: pytest.MonkeyPatch) -> None:
+    run = Slots.run
+    patch.setattr(Slots, "run", lambda self, normed: [(w, [0 * y for y in ys]) for w, ys in run(self, normed)])
+
+
+def swapped_scales(patch: pytest.MonkeyPatch) -> None:
+    def swapped(rung: Rung, panel: PanelLayout) -> list[tuple[str, int, int]]:
+        other = {"gate_scale": "mid_scale", "mid_scale": "gate_scale"}
+        return [(other.get(name, name), offset, nbytes) for name, offset, nbytes in panel_inputs(rung, panel)]
+
+    patch.setattr("estream.layers.htp.ladder.panel_inputs", swapped)
+
+
+def dropped_rows(patch: pytest.MonkeyPatch) -> None:
+    run = Slots.run
+
+    def drop(self: Slots, normed: np.ndarray) -> list[Any]:
+        return [(w, [np.where(np.arange(len(y))[:, None] == 1, 0, y) for y in ys]) for w, ys in run(self, normed)]
+
+    patch.setattr(Slots, "run", drop)
+
+
+@pytest.mark.parametrize("fault", [stale_bank, zeroed_output, swapped_scales, dropped_rows])
+def test_selftest_sees_faults(olmoe: Made, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+    fault(monkeypatch)
+    report = selftest(olmoe[0], "htp", tokens=12, threads=1)
+    assert report.first is not None and (report.first.layer, report.first.graph) == (0, "expert"), report.faults
+
+
+def test_nan_is_named_by_layer(olmoe: Made) -> None:
+    def poison(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
+        if graph == "o_router" and layer == 1:
+            arrays["normed"][3, 0] = np.nan
+
+    with Engine(olmoe[0], "htp", max_tokens=100) as engine:
+        with pytest.raises(NumericError, match=r"layer 1, expert panel \d+, token 3: not finite"):
+            engine.prefill(prompt(5), observe=poison)
+        assert np.isfinite(np.asarray(engine.prefill(prompt(5)).logits)).all()
+
+
+def test_what_htp_cannot_do_is_refused(tmp_path: Path, olmoe: Made) -> None:
+    package, _ = packed(tmp_path, "olmoe", experts="f32")
+    with pytest.raises(
+        UsageError, match=r"weights that the NPU does not take .asked f16, int8 or int4, had experts f32"
+    ):
+        Engine(package, "htp")
+    with pytest.raises(UsageError, match="unknown SoC 'sm1'"):
+        Engine(olmoe[0], "htp", soc="sm1")
+    with pytest.raises(UsageError, match="no reference graphs"):
+        Engine(olmoe[0], "htp", reference=True)
+
+
+def test_without_contexts_the_cache_is_filled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    package, _ = packed(tmp_path, "mixtral", experts="f16", num_hidden_layers=1)
+    monkeypatch.setenv("ESTREAM_CACHE", str(tmp_path / "cache"))
+    answers = []
+    for _ in range(2):
+        with Engine(package, "htp", max_tokens=8) as engine:
+            answers.append(engine.prefill([1, 2, 3]).logits)
+    assert np.array_equal(*answers)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        f"no compiled contexts in {package}"
+    ]
+    monkeypatch.setattr("estream.layers.htp.find.simulated", lambda: False)
+    with pytest.raises(TargetError, match=r"no contexts for sm8650.*had none.*estream compile"):
+        Engine(package, "htp")
