@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from estream.package.layout import STEP, ZERO_POINT
 from estream.package.outliers import find_split, outlier_error
 from estream.package.pack import pack
-from estream.package.quantise import to_int8
+from estream.package.quantise import channel_magnitudes, to_int8
 from estream.package.reader import Package
 from tests.support.tiny_packages import QWEN2_MOE, save_weights, write_checkpoint
 
@@ -58,8 +59,9 @@ def test_quantised_error_of_a_trained_looking_down_falls() -> None:
     down[np.arange(8), np.arange(8)] *= 200
 
     def error(matrix: np.ndarray) -> float:
-        integers, scale = to_int8(matrix, 1, "down")
-        return float(np.square(integers * scale[:, None] - matrix).sum())
+        magnitude = channel_magnitudes(matrix, 1, "down")
+        integers = to_int8(matrix, 1, magnitude).astype(np.float32) - ZERO_POINT
+        return float(np.square(integers * magnitude[:, None] * STEP - matrix).sum())
 
     assert error(find_split(down, 8).apply(down)) < 0.01 * error(down)
 
