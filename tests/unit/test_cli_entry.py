@@ -28,8 +28,6 @@ def test_closed_streams(closed: str, arguments: str, status: int, tmp_path: Path
     assert "Traceback" not in done.stderr
     if closed != ">&-":
         assert done.stderr == ""
-    if "1" in str(status):
-        assert done.stdout == ""
 
 
 def test_ctrl_c_while_importing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +35,7 @@ def test_ctrl_c_while_importing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "estream.cli.main", Interrupted())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "estream.cli.main", Interrupted())
     assert entry.main() == 130
     assert capsys.readouterr() == ("", "estream: interrupted\n")
 
