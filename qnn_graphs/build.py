@@ -13,7 +13,7 @@ from qnn_graphs.movement import build_gather, build_scatter_add
 from qnn_graphs.qkv import build_qkv
 from qnn_graphs.router import build_closing
 
-TARGETS = ("cpu", "reference")
+TARGETS = ("cpu", "cpu-u8", "reference")
 
 
 def build_graphs(
@@ -26,7 +26,8 @@ def build_graphs(
         experts, dense: weight schemes of panels and of attention and head.
         panel_width: intermediate channels of a panel.
         head_width: columns of a head slice.
-        target: `cpu`, or `reference` (weights dequantised, products in float32).
+        target: `cpu`, `cpu-u8` (its 8-bit products take uint8 weights), or `reference` (weights dequantised, products
+            in float32).
 
     Raises:
         ValueError: an unknown scheme or target.

@@ -17,9 +17,9 @@ def build_expert(panel: PanelLayout, target: str) -> onnx.ModelProto:
     """
     b, hidden, width, scheme, chunks = Builder("expert"), panel.hidden, panel.width, panel.scheme, panel.chunks
     x, gates = b.input("x", (ROWS, hidden)), b.input("gates", (ROWS, 1))
-    gate = declare_weight(b, "gate", (hidden, width), scheme, chunks, scale="gate_scale")
-    up = declare_weight(b, "up", (hidden, width), scheme, chunks, scale="mid_scale", factors=2)
-    down = declare_weight(b, "down", (width, hidden), scheme, chunks)
+    gate = declare_weight(b, "gate", (hidden, width), scheme, target, chunks, scale="gate_scale")
+    up = declare_weight(b, "up", (hidden, width), scheme, target, chunks, scale="mid_scale", factors=2)
+    down = declare_weight(b, "down", (width, hidden), scheme, target, chunks)
     gated, raised = product(b, x, gate, scheme, target), product(b, x, up, scheme, target)
     middle = []
     for g, u in zip(gated.values, raised.values, strict=True):

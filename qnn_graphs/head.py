@@ -23,6 +23,6 @@ def build_head(arch: Architecture, width: int, scheme: str, target: str) -> onnx
     """normed [rows, H], head [H, Vs] in column chunks → logits [rows, Vs]."""
     b, chunks = Builder("head"), linear_chunks(arch, "head", width, scheme)
     x = b.input("normed", (ROWS, arch.hidden))
-    weight = declare_weight(b, "head", (arch.hidden, width), scheme, chunks, scale="head.scale")
+    weight = declare_weight(b, "head", (arch.hidden, width), scheme, target, chunks, scale="head.scale")
     linear(b, x, weight, scheme, target, out=b.output("logits", (ROWS, width)))
     return b.model()

@@ -1,14 +1,15 @@
 """Products with call-time weights: the only place that knows how a weight scheme is lowered on a target.
 
-| scheme | target cpu | target reference |
+| scheme | targets cpu and cpu-u8 | target reference |
 | f32 | MatMul | the same |
 | f16 | weight cast to float32, MatMul | the same |
 | int8 | rows quantised to uint8 (zero point 128, symmetric, one scale per row), integer product | weight cast, MatMul |
 | int4 | nibbles unpacked to int8, exactly, then as int8 | nibbles unpacked to float32, MatMul |
 
-A weight comes in column chunks: one product for each, side by side afterwards. int8 weights are two's complement here,
-where packages hold integers + 128 (the engine flips the top bits in memory): the provider multiplies uint8 × uint8 four
-times slower.
+A weight comes in column chunks: one product for each, side by side afterwards. Packages hold integers + 128, which is
+what target cpu-u8 takes. Targets cpu and reference take two's complement (the engine flips the top bits in memory):
+where there are dot-product instructions, uint8 × uint8 is four times slower than uint8 × int8. x86 processors without
+them need cpu-u8: their uint8 × int8 product adds pairs in 16 bits, which saturates.
 
 int4 unpacks once per call: 1 ms for a 2048 × 1024 matrix, as much as the integer product of 200 rows.
 
@@ -24,9 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from estream.package.chunks import chunk_names
-from estream.package.layout import INT4_GROUP, INTEGER_SCHEMES, STEP
+from estream.package.layout import INT4_GROUP, INTEGER_GRAPHS, INTEGER_SCHEMES, STEP, ZERO_POINT
 from qnn_graphs.builder import FLOAT, INT8, MICROSOFT, Builder
 
+UNSIGNED = "cpu-u8"  # the target whose 8-bit products take uint8 weights
 WEIGHT_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "int8": np.int8, "int4": np.uint8}
 
 _LARGEST = 127  # quantised magnitudes; 128 is left unused on the negative side
@@ -62,6 +64,7 @@ def declare_weight(
     name: str,
     shape: tuple[int, int],
     scheme: str,
+    target: str,
     chunks: int = 1,
     *,
     scale: str | None = None,
@@ -79,7 +82,8 @@ def declare_weight(
             b.input(key, (rows // INT4_GROUP, columns), np.uint8) for key in chunk_names(f"{name}_multiplier", chunks)
         ]
     for key in names:
-        b.input(key, (rows // 2 if scheme == "int4" else rows, columns), WEIGHT_DTYPES[scheme])
+        dtype = np.uint8 if target == UNSIGNED and scheme == "int8" else WEIGHT_DTYPES[scheme]
+        b.input(key, (rows // 2 if scheme == "int4" else rows, columns), dtype)
     scales: list[str | None] = [None] * chunks
     if scheme in INTEGER_SCHEMES and scale is not None:
         magnitudes = b.node("Cast", b.input(scale, (shape[1],), np.float16), to=FLOAT)
@@ -109,19 +113,21 @@ def product(b: Builder, x: str, weight: Weight, scheme: str, target: str, out: s
         out = None
     if _integer_path(scheme, target):
         quantised, row_scale = _quantise_rows(b, x)
-        values = tuple(_integer_product(b, quantised, chunk, scheme, out) for chunk in weight)
+        values = tuple(_integer_product(b, quantised, chunk, scheme, target, out) for chunk in weight)
         return Product(values, (row_scale,))
     return Product(tuple(_float_product(b, x, chunk, scheme, out) for chunk in weight))
 
 
 def _integer_path(scheme: str, target: str) -> bool:
-    return scheme in INTEGER_SCHEMES and target == "cpu"
+    return scheme in INTEGER_SCHEMES and target in INTEGER_GRAPHS
 
 
-def _integer_product(b: Builder, quantised: str, chunk: Chunk, scheme: str, out: str | None) -> str:
-    integers = _integers(b, chunk) if scheme == "int4" else chunk.name
+def _integer_product(b: Builder, quantised: str, chunk: Chunk, scheme: str, target: str, out: str | None) -> str:
+    integers = _integers(b, chunk, target) if scheme == "int4" else chunk.name
     columns = chunk.scale if chunk.scale is not None else b.scalar(1.0)
-    operands = (quantised, integers, b.scalar(1.0), columns, b.constant(np.uint8(_LARGEST + 1)))
+    operands = [quantised, integers, b.scalar(1.0), columns, b.constant(np.uint8(ZERO_POINT))]
+    if target == UNSIGNED:
+        operands.append(b.constant(np.uint8(ZERO_POINT)))
     return b.node("MatMulIntegerToFloat", *operands, domain=MICROSOFT, out=out)
 
 
@@ -149,8 +155,9 @@ def _floats(b: Builder, weight: Chunk, scheme: str) -> str:
     return b.node("Reshape", b.node("Mul", grouped, multiplier), b.integers(*weight.shape))
 
 
-def _integers(b: Builder, weight: Chunk) -> str:
-    """int8 [K, N] = (nibble - 8) · multiplier: a quantised product with scales of 1, which rounds nothing.
+def _integers(b: Builder, weight: Chunk, target: str) -> str:
+    """int8 [K, N] = (nibble - 8) · multiplier, on cpu-u8 that + 128: a quantised product with scales of 1, which
+    rounds nothing.
 
     High nibbles by rounding (byte - 8) / 15.97, right for all 256 bytes by 1/1000 and more: the provider shifts bytes
     at less than half the speed.
@@ -158,11 +165,13 @@ def _integers(b: Builder, weight: Chunk) -> str:
     one, none = b.scalar(1.0), b.constant(np.uint8(0))
     division = (weight.name, one, b.constant(np.uint8(8)), b.constant(np.uint8(1)), one, none, b.scalar(15.97), none)
     nibbles = _nibbles(b, weight, b.node("QLinearMul", *division, domain=MICROSOFT))
-    grouped, multiplier = _by_group(
-        b, weight, b.node("Cast", nibbles, to=INT8), b.node("Cast", weight.multiplier, to=INT8)
-    )
-    zero = b.constant(np.int8(0))
-    operands = (grouped, one, b.constant(np.int8(_NIBBLE_ZERO)), multiplier, one, zero, one, zero)
+    multipliers = weight.multiplier
+    if target != UNSIGNED:
+        nibbles, multipliers = b.node("Cast", nibbles, to=INT8), b.node("Cast", multipliers, to=INT8)
+    grouped, multiplier = _by_group(b, weight, nibbles, multipliers)
+    kind, zero_point = (np.uint8, ZERO_POINT) if target == UNSIGNED else (np.int8, 0)
+    zeros = [b.constant(kind(zero)) for zero in (_NIBBLE_ZERO, 0, zero_point)]
+    operands = (grouped, one, zeros[0], multiplier, one, zeros[1], one, zeros[2])
     return b.node("Reshape", b.node("QLinearMul", *operands, domain=MICROSOFT), b.integers(*weight.shape))
 
 
@@ -200,6 +209,6 @@ def _quantise_rows(b: Builder, x: str) -> tuple[str, str]:
         magnitude = b.node("Max", largest, b.node("Neg", smallest), b.scalar(_LEAST_MAGNITUDE))
         scale = b.node("Mul", magnitude, b.scalar(1.0 / _LARGEST))
         scales = b.node("Reshape", scale, b.integers(-1))
-        zero_points = b.node("Expand", b.constant(np.uint8(_LARGEST + 1)), b.node("Shape", scales))
+        zero_points = b.node("Expand", b.constant(np.uint8(ZERO_POINT)), b.node("Shape", scales))
         b.quantised[x] = (b.node("QuantizeLinear", x, scales, zero_points, axis=0), scale)
     return b.quantised[x]

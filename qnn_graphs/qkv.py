@@ -37,7 +37,7 @@ def _project(
     """One projection and what follows it; its last step writes the output itself."""
     width = heads * arch.attention.head_dim
     chunks = linear_chunks(arch, name, width, scheme)
-    weight = declare_weight(b, name, (arch.hidden, width), scheme, chunks, scale=f"{name}.scale")
+    weight = declare_weight(b, name, (arch.hidden, width), scheme, target, chunks, scale=f"{name}.scale")
     steps: list[_Step] = [lambda x, out: linear(b, x, weight, scheme, target, out=out)]
     steps += _adjustments(b, name, width, arch)
     if rope is not None:

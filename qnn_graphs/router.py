@@ -19,7 +19,7 @@ def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool)
     b, width = Builder("o_router" if router else "o_norm"), arch.hidden
     attn, hidden = b.input("attn", (ROWS, arch.attention.q_width)), b.input("hidden", (ROWS, width))
     chunks = linear_chunks(arch, "o", width, scheme)
-    weight = declare_weight(b, "o", (arch.attention.q_width, width), scheme, chunks, scale="o.scale")
+    weight = declare_weight(b, "o", (arch.attention.q_width, width), scheme, target, chunks, scale="o.scale")
     projected = linear(b, attn, weight, scheme, target)
     if arch.attention.o_bias:
         projected = b.node("Add", projected, b.input("o.bias", (width,)))

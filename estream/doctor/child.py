@@ -60,12 +60,13 @@ def runtime() -> dict[str, Any]:
 
 
 def graphs(folder: str) -> dict[str, Any]:
-    """Loads every graph of a folder on target cpu."""
+    """Loads every graph of the set under `folder` that target cpu takes here."""
     from estream.runtime import open_target
 
     target = open_target("cpu", threads=1)
     try:
-        return {"loaded": [target.load(path).name for path in sorted(Path(folder).glob("*.onnx"))]}
+        paths = sorted(Path(folder, target.graphs).glob("*.onnx"))
+        return {"set": target.graphs, "loaded": [target.load(path).name for path in paths]}
     finally:
         target.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from estream.doctor.finding import Finding
 from estream.doctor.software import version
-from estream.runtime.processor import integer_fault, processor_flags
+from estream.runtime.processor import integer_fault, integer_graphs, processor_flags
 from estream.units import format_bytes
 
 AREA = "machine"
@@ -39,7 +39,8 @@ def _integers() -> Finding:
     runtime = version("onnxruntime")
     fault = integer_fault(runtime or "0.0", platform.machine(), processor_flags())
     if fault is None:
-        return Finding(AREA, "8-bit products", "ok", "exact")
+        chosen = integer_graphs(platform.machine(), processor_flags())
+        return Finding(AREA, "8-bit products", "ok", f"exact, by the graph set {chosen}")
     return Finding(AREA, "8-bit products", "warning", fault, next_step="Use packages in f16 or f32 on this machine")
 
 

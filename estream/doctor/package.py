@@ -29,8 +29,8 @@ def check_package(path: Path) -> list[Finding]:
     told = f"{package.architecture.family}, experts {manifest.experts}, dense {manifest.dense}"
     found = [Finding(AREA, "package", "ok", f"{told}, pool {format_bytes(pool.pool_bytes)}")]
     try:
-        loaded = ask("graphs", path / "graphs" / "cpu")["loaded"]
-        found.append(_graphs("cpu graphs", loaded, package))
+        answer = ask("graphs", path / "graphs")
+        found.append(_graphs(answer["set"], answer["loaded"], package))
     except TargetError as error:
         found.append(missing(AREA, "cpu graphs", error))
     if not any(name.startswith("graphs/reference/") for name in manifest.files):
@@ -38,8 +38,10 @@ def check_package(path: Path) -> list[Finding]:
     return [*found, *check_contexts(package)]
 
 
-def _graphs(name: str, loaded: list[str], package: Package) -> Finding:
-    listed = {Path(file).stem for file in package.manifest.files if file.startswith("graphs/cpu/")}
+def _graphs(chosen: str, loaded: list[str], package: Package) -> Finding:
+    """Whether the graphs of the set that target cpu takes here are those that the package lists."""
+    name = "cpu graphs"
+    listed = {Path(file).stem for file in package.manifest.files if file.startswith(f"graphs/{chosen}/")}
     if not listed or listed - set(loaded):
         told = ", ".join(sorted(listed - set(loaded))) or "all"
         return Finding(AREA, name, "missing", f"not there: {told}", next_step="Pack the checkpoint again")

@@ -7,7 +7,7 @@ import numpy as np
 from estream.flash.stream import ReadyGroup
 from estream.layers.observe import Observer
 from estream.layers.state import State
-from estream.package.layout import INTEGER_SCHEMES
+from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import RouteTable, Tile, split_rows
 from estream.runtime.target import Buffer, Graph, Target
@@ -28,7 +28,8 @@ class ExpertRunner:
         self._panels_per_expert = package.pool.panels_per_expert
         self._parts = self._panel.parts
         # The float MatMul treats a single row differently from the same row among others: never run one alone.
-        self._least_rows = 1 if package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs == "cpu" else 2
+        integers = package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs in INTEGER_GRAPHS
+        self._least_rows = 1 if integers else 2
         hidden = self._panel.hidden
         self._gather: Graph = target.load(package.graph(target.graphs, "gather"))
         self._expert: Graph = target.load(package.graph(target.graphs, "expert"))

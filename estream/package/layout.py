@@ -24,6 +24,8 @@ Scheme = Literal["f32", "f16", "int8", "int4"]
 SCHEMES: tuple[str, ...] = get_args(Scheme)  # of experts
 DENSE_SCHEMES: tuple[str, ...] = ("f32", "f16", "int8")  # of attention and head
 INTEGER_SCHEMES = frozenset({"int8", "int4"})  # 8-bit products of quantised rows on target cpu
+# Graph sets of target cpu with 8-bit products: uint8 rows × int8 weights, or × uint8 (`runtime/processor.py`)
+INTEGER_GRAPHS = frozenset({"cpu", "cpu-u8"})
 
 # safetensors names of the dtypes that a package holds
 DTYPES: dict[str, np.dtype] = {

@@ -122,11 +122,11 @@ class Packing:
 
     def graphs(self) -> dict[str, bytes]:
         """The ONNX graphs by file name inside the package."""
-        from qnn_graphs import build_graphs  # heavy: needs onnx
+        from qnn_graphs import TARGETS, build_graphs  # heavy: needs onnx
 
         return {
             f"graphs/{target}/{name}.onnx": model.SerializeToString(deterministic=True)
-            for target in ("cpu", "reference")
+            for target in TARGETS
             for name, model in build_graphs(
                 self.architecture,
                 experts=self.experts,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estream.package.layout import INTEGER_SCHEMES
+from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,5 @@ class Tolerances:
         if self.graphs == "htp":
             return _HTP
         scheme = self.experts if graph in _EXPERTS else self.dense
-        integers = self.graphs == "cpu" and scheme in INTEGER_SCHEMES
+        integers = self.graphs in INTEGER_GRAPHS and scheme in INTEGER_SCHEMES
         return _EIGHT_BIT.get(graph, _EXACT) if integers else _EXACT

@@ -19,7 +19,7 @@ from qnn_graphs.builder import FLOAT, Builder
 from qnn_graphs.linear import declare_weight, linear
 from tests.support.graph_runner import GraphRunner, architecture, relative_error
 from tests.support.packages import packed
-from tests.support.schemes import panel_numbers, quantise_rows, silu, unpack_int4
+from tests.support.schemes import HOST_GRAPHS, LOWERINGS, panel_numbers, quantise_rows, silu, unpack_int4
 from tests.support.tiny_checkpoints import prompt
 
 NAMES = ("gate", "up", "down")
@@ -52,7 +52,7 @@ def expert(x: np.ndarray, gates: np.ndarray, n: dict[str, np.ndarray], *, intege
     return (again @ n["down"]) * middle_scales * scales * gates
 
 
-@pytest.mark.parametrize("lowering", ["cpu", "reference"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("hidden", "width"), [(64, 64), (192, 128)])
 def test_expert(target: Target, tmp_path: Path, lowering: str, hidden: int, width: int) -> None:
     layout = PanelLayout(hidden, width, "int4")
@@ -74,21 +74,21 @@ def test_expert(target: Target, tmp_path: Path, lowering: str, hidden: int, widt
         gates = r.random((rows, 1)).astype(np.float32)
         got = run.run("expert", {**parts, "x": x, "gates": gates}, rows=rows)["y"]
         plain = expert(x, gates, numbers, integers=False)
-        if lowering == "cpu":
+        if lowering != "reference":
             assert relative_error(got, expert(x, gates, numbers, integers=True)) <= 2e-4, rows
             assert relative_error(got, plain) <= 0.04, rows
         else:
             assert relative_error(got, plain) <= 1e-5, rows
 
 
-@pytest.mark.parametrize("lowering", ["cpu", "reference"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_every_byte_and_multiplier_unpacks_exactly(target: Target, tmp_path: Path, lowering: str) -> None:
     """Rows that pick one weight each: what comes back is the weight itself, rounded only by the pick's own scale."""
     stored = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 16, axis=1)
     multipliers = (np.arange(16)[:, None] + np.arange(16)) % 16 + 1
     b = Builder("pick")
     x = b.input("x", ("rows", 512))
-    linear(b, x, declare_weight(b, "w", (512, 16), "int4"), "int4", lowering, out=b.output("y", ("rows", 16)))
+    linear(b, x, declare_weight(b, "w", (512, 16), "int4", lowering), "int4", lowering, out=b.output("y", ("rows", 16)))
     run = GraphRunner(target, tmp_path, {"pick": b.model()})
     feeds = {"x": np.eye(512, dtype=np.float32), "w": stored, "w_multiplier": multipliers.astype(np.uint8)}
     got = run.run("pick", feeds, rows=512)["y"]
@@ -113,7 +113,7 @@ def test_rows_do_not_depend_on_their_number(target: Target, tmp_path: Path) -> N
     weights = [r.standard_normal(shape).astype(np.float32) for shape in ((192, 128), (192, 128), (128, 192))]
     parts = part_views(layout, panel_bytes(layout, weights[0], weights[1], weights[2], NAMES))
     x, gates = r.standard_normal((512, 192)).astype(np.float32), r.random((512, 1)).astype(np.float32)
-    run = runner(target, tmp_path, "cpu", 192, 128)
+    run = runner(target, tmp_path, HOST_GRAPHS, 192, 128)
     whole = run.run("expert", {**parts, "x": x, "gates": gates}, rows=512)["y"]
     for first, rows in ((0, 1), (3, 7), (100, 257)):
         cut = slice(first, first + rows)

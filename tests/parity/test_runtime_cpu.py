@@ -18,7 +18,7 @@ from estream.runtime import cpu as cpu_module
 from estream.runtime import graph as graph_module
 from estream.runtime.capi import find_library, load_capi
 from estream.runtime.cpu import CpuTarget
-from estream.runtime.processor import integer_fault
+from estream.runtime.processor import host_integer_graphs, integer_fault, integer_graphs
 
 
 def save(
@@ -247,7 +247,6 @@ def test_integer_weights_are_refused_where_their_kernel_is_wrong(
         ("1.32.0", "x86_64", "avx2 avx512_vnni amx_int8", None),
         ("1.24.4", "x86_64", "avx2 avx_vnni", None),
         ("1.24.4", "x86_64", "avx2 avx512_vnni amx_int8", "wrong on a processor with AMX"),
-        ("1.32.0", "x86_64", "avx2 fma", "saturate"),
         ("1.24.4", "aarch64", "", None),
     ],
 )
@@ -256,12 +255,26 @@ def test_processors_with_wrong_integer_kernels(version: str, machine: str, flags
     assert found is None if fault is None else fault in (found or "")
 
 
+@pytest.mark.parametrize(
+    ("machine", "flags", "graphs"),
+    [
+        ("x86_64", "avx2 avx512_vnni", "cpu"),
+        ("AMD64", "avx2 avx_vnni", "cpu"),
+        ("x86_64", "avx2 fma", "cpu-u8"),
+        ("x86_64", "", "cpu"),
+        ("aarch64", "", "cpu"),
+    ],
+)
+def test_integer_graphs_follow_the_processor(machine: str, flags: str, graphs: str) -> None:
+    assert integer_graphs(machine, frozenset(flags.split())) == graphs
+
+
 def test_options_of_open_target() -> None:
     with pytest.raises(UsageError, match="threads must be a whole number, 1 to 256"):
         open_target("cpu", threads=0)
     with pytest.raises(UsageError, match=r"unknown target \(asked gpu, had cpu, htp, mock\)"):
         open_target("gpu")
-    for reference, graphs in ((False, "cpu"), (True, "reference")):
+    for reference, graphs in ((False, host_integer_graphs()), (True, "reference")):
         target = open_target("cpu", reference=reference)
         assert (target.name, target.graphs, target.max_rows) == ("cpu", graphs, 512)
         target.close()

@@ -10,6 +10,7 @@ import onnx
 
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
 from estream.runtime.target import Buffer, Graph, Target
+from tests.support.schemes import taken
 
 
 class GraphRunner:
@@ -42,7 +43,9 @@ class GraphRunner:
         bound: dict[str, Buffer] = {}
         for tensor, info in graph.inputs.items():
             given = inputs[tensor]
-            bound[tensor] = given if isinstance(given, Buffer) else self.buffer(given.astype(info.dtype, copy=False))
+            if not isinstance(given, Buffer):
+                given = taken(given, "cpu-u8" if info.dtype == np.uint8 else "cpu").astype(info.dtype, copy=False)
+            bound[tensor] = given if isinstance(given, Buffer) else self.buffer(given)
             graph.bind(tensor, bound[tensor], _rows(info.shape, rows))
         views: dict[str, np.ndarray] = {}
         for tensor, info in graph.outputs.items():

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from estream.package.chunks import chunk_names
-from estream.package.layout import DTYPES, PanelLayout
+from estream.package.layout import DTYPES, INTEGER_GRAPHS, PanelLayout
 from estream.package.quantise import part_views
 from estream.package.reader import Package
+from estream.runtime.processor import host_integer_graphs
+from qnn_graphs import TARGETS
+
+HOST_GRAPHS = host_integer_graphs()  # the integer graph set that target cpu takes here
+_NEEDS_DOT_PRODUCTS = pytest.mark.skipif(
+    HOST_GRAPHS != "cpu", reason="uint8 × int8 saturates on a processor without dot-product instructions"
+)
+LOWERINGS = [pytest.param(target, marks=[_NEEDS_DOT_PRODUCTS] if target == "cpu" else []) for target in TARGETS]
 
 
 def pack(weight: np.ndarray, scheme: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -16,6 +25,11 @@ def pack(weight: np.ndarray, scheme: str) -> tuple[np.ndarray, np.ndarray | None
         return weight.astype({"f32": np.float32, "f16": np.float16}[scheme]), None
     magnitude = (np.abs(weight).max(axis=0) * (128 / 127)).astype(np.float16)
     return np.clip(np.rint(weight * 128 / magnitude), -127, 127).astype(np.int8), magnitude
+
+
+def taken(weight: np.ndarray, lowering: str) -> np.ndarray:
+    """What `pack` gives, as the graphs of a lowering take it: for cpu-u8, int8 is integer + 128."""
+    return weight.view(np.uint8) ^ np.uint8(128) if weight.dtype == np.int8 and lowering == "cpu-u8" else weight
 
 
 def dequantised(weight: np.ndarray, magnitude: np.ndarray | None) -> np.ndarray:
@@ -74,8 +88,8 @@ def quantise_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def product(x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray | None, target: str) -> np.ndarray:
-    """x [rows, K] · packed weight, as the target defines it, in float64: rows quantised for int8 on the cpu target."""
-    if weight.dtype == np.int8 and target == "cpu":
+    """x [rows, K] · packed weight, as the target defines it, in float64: rows quantised for int8 on cpu and cpu-u8."""
+    if weight.dtype == np.int8 and target in INTEGER_GRAPHS:
         rows, scales = quantise_rows(x)
         return (rows @ dequantised(weight, magnitude)) * scales
     return x @ dequantised(weight, magnitude)

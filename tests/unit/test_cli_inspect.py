@@ -61,7 +61,7 @@ def test_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["family"] == "olmoe"
     assert values["layers"] == "0-1: moe"
     assert values["records"] == "6 of 48.0 KiB: 3 panel(s) of 16.0 KiB, width 32"
-    assert values["graphs"] == "cpu, reference"
+    assert values["graphs"] == "cpu, cpu-u8, reference"
     assert values["origin"] == "checkpoint"
     facts = json.loads(shown(capsys, str(out), "--json"))
     assert facts["kind"] == "package"

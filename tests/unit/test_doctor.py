@@ -152,7 +152,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What child processes answer: a dictionary, or an error."""
     given: dict[str, Any] = {
         "runtime": {"version": "1.32.0", "library": "libonnxruntime.so"},
-        "graphs": {"loaded": []},
+        "graphs": {"set": "cpu", "loaded": []},
     }
 
     def ask(what: str, *arguments: object) -> dict[str, Any]:
@@ -222,13 +222,13 @@ def test_package_that_is_absent_or_whole_or_damaged(
 
     model = make_package(tmp_path)
     graphs = [path.stem for path in (model / "graphs" / "cpu").iterdir()]
-    answers["graphs"] = {"loaded": graphs}
+    answers["graphs"] = {"set": "cpu-u8", "loaded": graphs}
     status, _, found = run(capsys, str(model))
     assert status == 0 and found["cpu graphs"]["found"] == f"{len(graphs)} load"
     assert found["contexts"]["next_step"] == f"estream compile {model} --soc sm8650"
     assert "reference graphs" not in found and "read rate" in found
 
-    answers["graphs"] = {"loaded": graphs[1:]}
+    answers["graphs"] = {"set": "cpu", "loaded": graphs[1:]}
     status, _, found = run(capsys, str(model))
     assert status == 1 and found["cpu graphs"]["found"] == f"not there: {graphs[0]}"
 

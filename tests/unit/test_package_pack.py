@@ -267,6 +267,6 @@ def test_graphs_of_both_targets_are_written_and_repeat_byte_for_byte(
         pack(tmp_path / "in", tmp_path / name, experts="int8")
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     package = Package.open(tmp_path / "a")
-    for target in ("cpu", "reference"):
+    for target in ("cpu", "cpu-u8", "reference"):
         for graph in ("qkv", "attention", "o_router", "o_norm", "expert", "gather", "scatter_add", "head"):
             assert package.graph(target, graph).stat().st_size > 0
