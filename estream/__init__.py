@@ -14,8 +14,9 @@ from estream.errors import EStreamError
 from estream.version import __version__
 
 if TYPE_CHECKING:
-    from estream.engine import Engine, PrefillResult
+    from estream.engine import Engine
     from estream.package.pack import pack
+    from estream.result import PrefillResult
 
 __all__ = ["EStreamError", "Engine", "PrefillResult", "__version__", "pack"]
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -24,28 +23,14 @@ from estream.layers.signs import panel_preparation
 from estream.layers.targets import open_parts
 from estream.layers.weights import DenseWeights
 from estream.package.reader import Package
-from estream.prompt import check_prompt, longest_prompt
+from estream.prompt import check_prompts, longest_prompt
+from estream.result import PrefillResult, into
 from estream.runtime import open_target
 from estream.runtime.target import Target
 from estream.solver.automatic import LANES, budget_bytes, held_bytes, resolve
 from estream.telemetry.memory import process_memory
 from estream.telemetry.stats import PrefillStats, Stopwatch
 from estream.telemetry.trace import Trace
-
-
-@dataclass(frozen=True)
-class PrefillResult:
-    """What a prefill returns.
-
-    logits: float32 [V] of the last token (`logits="last"`), [N, V] (`"all"`), or None; hidden: float32 [N, H] after the
-    final norm where asked for.
-    """
-
-    tokens: int
-    logits: np.ndarray | None
-    hidden: np.ndarray | None
-    stats: PrefillStats
-    configuration: dict[str, object]
 
 
 class Engine:
@@ -204,12 +189,36 @@ class Engine:
         observe: called after each graph with its outputs, which it may replace (`estream.layers.observe`).
         Raises PromptError, FlashError, NumericError, TargetError, ClosedError.
         """
-        if logits not in ("last", "all", None):
-            raise UsageError("logits must be 'last', 'all' or None", asked=repr(logits))
         if logits_sink is not None and logits != "all":
             raise UsageError("logits_sink needs logits='all'", asked=repr(logits))
+        return self._serve([ids], logits, hidden, logits_sink, observe)[0]
+
+    def prefill_batch(
+        self,
+        prompts: Sequence[Sequence[int] | np.ndarray],
+        logits: str | None = "last",
+        hidden: bool = False,
+        observe: Observer | None = None,
+    ) -> list[PrefillResult]:
+        """Runs several prompts, of any lengths, in one pass: attention apart, each expert record read once for all.
+
+        At most max_tokens tokens together. Results in the order of the prompts; their statistics are those of the pass.
+        Otherwise as `prefill`.
+        """
+        return self._serve(prompts, logits, hidden, None, observe)
+
+    def _serve(
+        self,
+        prompts: Sequence[Sequence[int] | np.ndarray],
+        logits: str | None,
+        hidden: bool,
+        sink: LogitsSink | None,
+        observe: Observer | None,
+    ) -> list[PrefillResult]:
+        if logits not in ("last", "all", None):
+            raise UsageError("logits must be 'last', 'all' or None", asked=repr(logits))
         started = time.perf_counter()
-        tokens = check_prompt(ids, self.package.architecture, self.max_tokens)
+        ids = check_prompts(prompts, self.package.architecture, self.max_tokens)
         with self._lock:
             if self._busy:
                 raise UsageError("a prefill was called from within a prefill", next_step="Return from the sink first")
@@ -217,10 +226,10 @@ class Engine:
                 raise ClosedError("the engine is closed", next_step="Open a new Engine")
             self._busy = True
             try:
-                return self._prefill(tokens, logits, hidden, logits_sink, observe, started)
+                return self._prefill(ids, logits, hidden, sink, observe, started)
             except MemoryError as error:
                 self._experts.abort()
-                raise _out_of_memory(f"a prefill of {len(tokens)} tokens") from error
+                raise _out_of_memory(f"a prefill of {sum(map(len, ids))} tokens") from error
             except BaseException:
                 self._experts.abort()
                 raise
@@ -231,45 +240,59 @@ class Engine:
 
     def _prefill(
         self,
-        ids: np.ndarray,
+        prompts: list[np.ndarray],
         logits: str | None,
         hidden: bool,
         sink: LogitsSink | None,
         observe: Observer | None,
         started: float,
-    ) -> PrefillResult:
-        state, arch, tokens = self._parts.state, self.package.architecture, len(ids)
+    ) -> list[PrefillResult]:
+        state, ids = self._parts.state, np.concatenate(prompts)
+        tokens, stops = len(ids), np.cumsum([len(prompt) for prompt in prompts]).tolist()
+        rows = [slice(stop - len(prompt), stop) for prompt, stop in zip(prompts, stops, strict=True)]
         watch = Stopwatch(self._trace)
         state.bytes_copied = 0
         self._parts.runner.begin(tokens)
         self._experts.begin()
         with watch("embed_s", "embedding"):
             state.hidden[:tokens] = self._embedding.rows(ids)
-        self._loop.run(tokens, self._experts, watch, observe)
-        answer: np.ndarray | None = None
+        self._loop.run(rows, self._experts, watch, observe)
         with watch("head_s", "output head"):
-            first = 0 if logits == "all" or hidden else tokens - 1
-            if logits or hidden:
-                self._parts.head.normalise(first, tokens)
-                if observe:
-                    arrays = {"normed": state.normed[first:tokens]}
-                    observe(len(arch.layers), "final_norm", slice(first, tokens), arrays)
-            if logits:
-                start = 0 if logits == "all" else tokens - 1
-                if sink is None:
-                    answer = np.empty((tokens - start, arch.vocab), np.float32)
-                    sink = _into(answer)
-                self._parts.head.run(start, tokens, sink)
+            answers = [self._answer(piece, logits, hidden, sink, observe) for piece in rows]
         # After the head, which hides the last reads of groups that turned out not to be needed.
         self._experts.end()
         ttft = time.perf_counter() - started
-        return PrefillResult(
-            tokens=tokens,
-            logits=answer[0] if answer is not None and logits == "last" else answer,
-            hidden=state.normed[:tokens].astype(np.float32) if hidden else None,
-            stats=self._stats(watch, ttft, ids),
-            configuration=self.configuration,
-        )
+        stats, configuration = self._stats(watch, ttft, ids), self.configuration
+        return [
+            PrefillResult(
+                tokens=piece.stop - piece.start,
+                logits=answer[0] if answer is not None and logits == "last" else answer,
+                hidden=state.normed[piece].astype(np.float32) if hidden else None,
+                stats=stats,
+                configuration=configuration,
+            )
+            for piece, answer in zip(rows, answers, strict=True)
+        ]
+
+    def _answer(
+        self, rows: slice, logits: str | None, hidden: bool, sink: LogitsSink | None, observe: Observer | None
+    ) -> np.ndarray | None:
+        """Final norm of a prompt's rows, and its logits float32 [R, V] unless a sink takes them."""
+        arch, head = self.package.architecture, self._parts.head
+        answer: np.ndarray | None = None
+        first = rows.start if logits == "all" or hidden else rows.stop - 1
+        if logits or hidden:
+            head.normalise(first, rows.stop)
+            if observe:
+                arrays = {"normed": self._parts.state.normed[first : rows.stop]}
+                observe(len(arch.layers), "final_norm", slice(first, rows.stop), arrays)
+        if logits:
+            start = rows.start if logits == "all" else rows.stop - 1
+            if sink is None:
+                answer = np.empty((rows.stop - start, arch.vocab), np.float32)
+                sink = into(answer)
+            head.run(start, rows.stop, sink)
+        return answer
 
     def _check_closing(self) -> None:
         if self._closing.is_set():
@@ -319,10 +342,3 @@ class Engine:
 
 def _out_of_memory(what: str) -> MemoryBudgetError:
     return MemoryBudgetError(f"the system has no memory left for {what}", next_step="Give a smaller --memory or prompt")
-
-
-def _into(answer: np.ndarray) -> LogitsSink:
-    def sink(row: int, column: int, block: np.ndarray) -> None:
-        answer[row : row + block.shape[0], column : column + block.shape[1]] = block
-
-    return sink

@@ -41,6 +41,24 @@ def check_prompt(ids: Sequence[int] | np.ndarray, arch: Architecture, max_tokens
     return array.astype(np.int64)
 
 
+def check_prompts(
+    prompts: Sequence[Sequence[int] | np.ndarray], arch: Architecture, max_tokens: int
+) -> list[np.ndarray]:
+    """`check_prompt` of each. Raises PromptError also for no prompt, and for more than max_tokens tokens together."""
+    if not len(prompts):
+        raise PromptError("the batch is empty", asked="0 prompts", next_step="Give at least one prompt")
+    checked = [check_prompt(ids, arch, max_tokens) for ids in prompts]
+    total = sum(map(len, checked))
+    if total > max_tokens:
+        raise PromptError(
+            f"the {len(checked)} prompts of the batch are too long together",
+            asked=f"{total} tokens",
+            had=f"room for {max_tokens}",
+            next_step="Split the batch, or open the engine with a larger max_tokens",
+        )
+    return checked
+
+
 def longest_prompt(asked: int | None, context: int) -> int:
     """Room for a prompt, in tokens. Raises UsageError when more than the model's context is asked for."""
     if asked is None:

@@ -4,9 +4,15 @@ Events come in as method calls (`begin`, `routes`, `next_read`, `read_done`, `ac
 read next, and which bank the compute may use, come out. The caller serialises the calls. The same code runs under the
 lane threads (stream.py) and on a virtual clock (virtual.py).
 
-Why it cannot deadlock, with one bank too: groups are read in pool order and consumed in pool order, so every bank that
-holds a group holds one that the compute has not passed. If the compute waits for a group that was not started, no bank
-holds a group before it, hence every bank is Available or about to be (an unneeded group being finished).
+The compute may hold several groups and releases each by itself, in any order, but it gets no further one while it holds
+all banks but one (with one bank: that one). So flash always has a bank to fill, and what the compute is told depends on
+the order of its own calls, never on how fast reads are.
+
+Why it cannot deadlock, with one bank too: groups are read in pool order and handed out in pool order, so a bank that is
+Filling or Ready holds a group that the compute was not given yet. If the compute is told to WAIT for a group that was
+not started, some bank is not InUse; it holds no group before the wanted one and, as groups are started in order, none
+after it: it is Available or about to be (an unneeded group being finished). If the compute is told that it is STARVED,
+it holds at least one group, whose dispatches wait for nothing but the compute itself.
 """
 
 from __future__ import annotations
@@ -65,6 +71,7 @@ class Machine:
         self.bank_bytes = self.group * layout.panel.panel_bytes
         self.lanes = lanes
         self.mode = mode
+        self.may_hold = max(1, banks - 1)  # groups InUse at once
         self.banks = [BankState.AVAILABLE] * banks
         self.counters = Counters()
         self.running = False  # between begin and end or abort
@@ -79,9 +86,8 @@ class Machine:
         self._needed: dict[int, list[tuple[int, ...]]] = {}  # layer -> needed panels of each group
         self._loads: deque[Load] = deque()  # Filling and Ready, without dropped ones, in pool order
         self._striping: Load | None = None  # the load that still has stripes to hand out
-        self._in_use: Load | None = None
         self._next = 0  # groups count position * groups_per_layer + index: next one to start reading,
-        self._compute = 0  # next one to compute,
+        self._compute = 0  # next one to hand out,
         self._demanded = -1  # the one that the compute asked for
 
     @property
@@ -91,7 +97,7 @@ class Machine:
 
     @property
     def finished(self) -> bool:
-        """The compute went through all groups of all layers."""
+        """All groups of all layers were handed out."""
         return self._compute == self._total
 
     def begin(self) -> None:
@@ -227,15 +233,13 @@ class Machine:
             self._set(load.bank, BankState.READY, load)
 
     def acquire(self, layer: int) -> Load | Answer:
-        """The compute asks for the next needed group of `layer`: the load (its bank is InUse until `release`), WAIT, or
-        DONE. Raises FlashError if that is out of order, before the layer's routes, or while a group is in use."""
+        """The compute asks for the next needed group of `layer`: the load (its bank is InUse until `release`), WAIT,
+        STARVED, or DONE. Raises FlashError if that is out of order or before the layer's routes."""
         self._must_run()
         if layer not in self.layout.moe_layers:
             raise FlashError(f"layer {layer} has no experts in the pool", had=f"layers {list(self.layout.moe_layers)}")
         position = self.layout.moe_layers.index(layer)
         begin, end = position * self.groups_per_layer, (position + 1) * self.groups_per_layer
-        if self._in_use is not None:
-            raise FlashError(f"a group of layer {self._in_use.layer} is still in use", next_step="Release it first.")
         if not begin <= self._compute <= end:
             turn = "none, all are done" if self.finished else self.layout.moe_layers[self._compute // (end - begin)]
             raise FlashError("groups are computed in pool order", asked=f"layer {layer}", had=f"turn of layer {turn}")
@@ -247,26 +251,27 @@ class Machine:
         if self._compute == end:
             return Answer.DONE
         self._demanded = self._compute
+        if self.banks.count(BankState.IN_USE) == self.may_hold:
+            return Answer.STARVED
         load = self._loads[0] if self._loads else None
         if load is None or self.banks[load.bank] is not BankState.READY:
             return Answer.WAIT
         self._loads.popleft()
-        self._in_use = load
+        self._compute += 1
         self._set(load.bank, BankState.IN_USE, load)
         return load
 
-    def release(self) -> None:
-        """The last dispatch that used the acquired group has returned: its bank is Available."""
-        if self._in_use is None:
-            raise FlashError("no group is in use")
-        self._set(self._in_use.bank, BankState.AVAILABLE)
-        self._in_use = None
-        self._compute += 1
+    def release(self, load: Load) -> None:
+        """The last dispatch that used this group has returned: its bank is Available."""
+        if self.banks[load.bank] is not BankState.IN_USE or self._held[load.bank] is not load:
+            raise FlashError(f"group {load.index} of layer {load.layer} is not in use", next_step="Release it once.")
+        self._set(load.bank, BankState.AVAILABLE)
 
     def end(self) -> None:
-        """The prefill is complete; wait for `quiet` afterwards. Raises FlashError if groups are left."""
+        """The prefill is complete; wait for `quiet` afterwards. Raises FlashError if groups are left or
+        still in use."""
         self._must_run()
-        if not self.finished or self._in_use is not None:
+        if not self.finished or BankState.IN_USE in self.banks:
             layer = self.layout.moe_layers[min(self._compute, self._total - 1) // self.groups_per_layer]
             raise FlashError(f"the prefill ends before layer {layer} is done", next_step="Abort it instead.")
         self.abort()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -10,8 +10,7 @@ from estream.errors import ClosedError, FlashError
 from estream.flash.checks import Checksum, Prepare, check_panel, check_routes
 from estream.flash.pool import Source
 from estream.flash.ranges import Progress, load_ranges
-from estream.flash.states import Counters
-from estream.flash.stream import ReadyGroup
+from estream.flash.states import Counters, ReadyGroup
 from estream.package.layout import PoolLayout
 from estream.runtime.target import Buffer
 
@@ -87,8 +86,9 @@ class ResidentExperts:
         self._needed[layer] = [int(panel) for panel in panels]
         self.counters.panels_needed += len(panels)
 
-    def groups(self, layer: int) -> Iterator[ReadyGroup]:
-        """One group with the layer's needed panels, none if there are none. Raises FlashError out of order."""
+    def groups(self, layer: int, starved: Callable[[], None] | None = None) -> Iterator[ReadyGroup]:
+        """One group with the layer's needed panels, none if there are none; to release it does nothing, and `starved`
+        is never called. Raises FlashError out of order."""
         self._must_run()
         if self._done == len(self._layout.moe_layers) or self._layout.moe_layers[self._done] != layer:
             raise FlashError("groups are computed in pool order", asked=f"layer {layer}")
@@ -98,7 +98,7 @@ class ResidentExperts:
         panels = self._needed[layer]
         if panels:
             parts = tuple((panel, self._buffer.part(self._offset(layer, panel), self._size)) for panel in panels)
-            yield ReadyGroup(layer, 0, 0, parts)
+            yield ReadyGroup(layer, 0, 0, parts, lambda: None)
 
     def end(self) -> None:
         """The prefill is complete. Raises FlashError if layers are left."""

@@ -1,10 +1,13 @@
-"""The words of the flash machine: bank states, loads, reads, counters."""
+"""The words of the flash part: bank states, loads, reads, counters, and the groups that the compute gets."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+
+from estream.runtime.target import Buffer
 
 
 class BankState(Enum):
@@ -18,6 +21,7 @@ class Answer(Enum):
     """What `acquire` says when it does not hand out a group."""
 
     WAIT = "wait"  # the layer's next group is not Ready yet: ask again after the next event
+    STARVED = "starved"  # the compute holds every bank that it may: it must release a group first
     DONE = "done"  # the layer has no further needed group
 
 
@@ -58,3 +62,17 @@ class Read:
     bank_offset: int
     offset: int
     nbytes: int
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """A group in memory. `panels`: (expert * panels_per_expert + p, its bytes), ascending, only those with tokens.
+
+    The bytes may be used until `release()`, to be called once, after the last dispatch that uses them has returned.
+    """
+
+    layer: int
+    group: int  # its index in the layer
+    bank: int
+    panels: tuple[tuple[int, Buffer], ...]
+    release: Callable[[], None]

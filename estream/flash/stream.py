@@ -6,7 +6,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from estream.errors import ClosedError, FlashError
 from estream.flash.checks import Checksum, Prepare, check_panel
 from estream.flash.machine import Machine
 from estream.flash.pool import Source
-from estream.flash.states import Answer, BankState, Counters, Load, Read
+from estream.flash.states import Answer, BankState, Counters, Load, Read, ReadyGroup
 from estream.package.layout import PoolLayout
 from estream.runtime.target import Buffer
 
@@ -25,23 +25,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class ReadyGroup:
-    """A group in memory. `panels`: (expert * panels_per_expert + p, its bytes), ascending, only those with tokens."""
-
-    layer: int
-    group: int  # its index in the layer
-    bank: int
-    panels: tuple[tuple[int, Buffer], ...]
-
-
 class ExpertStream:
     """Q lanes read the pool group by group into `banks`; `groups(layer)` hands them to the one compute thread.
 
         stream.begin()
         for each layer:
             stream.routes(layer, needed)
-            for ready in stream.groups(layer): ...      # the bank is given back when the loop advances
+            for ready in stream.groups(layer):
+                ...                                     # dispatches over ready.panels
+                ready.release()                         # now, or after groups that came later
         stream.end()                                    # or abort(), after anything went wrong; then begin() again
 
     banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES.
@@ -140,30 +132,39 @@ class ExpertStream:
             self._machine.routes(layer, needed)
             self._work.notify_all()
 
-    def groups(self, layer: int) -> Iterator[ReadyGroup]:
-        """The layer's groups with needed panels, in pool order; waits until each is Ready. Its buffers may be used
-        until the loop advances. Raises FlashError: a lane's failure, a damaged panel, a layer out of order."""
-        epoch = self._epoch
-        while (load := self._next_group(layer, epoch)) is not None:
-            slots = self._slots[load.bank]
-            panels = tuple((panel, slots[panel - load.first]) for panel in load.needed or ())
-            yield ReadyGroup(layer, load.index, load.bank, panels)
-            with self._lock:
-                self._must_be_well(epoch)
-                self._machine.release()
-                self._work.notify_all()
+    def groups(self, layer: int, starved: Callable[[], None] | None = None) -> Iterator[ReadyGroup]:
+        """The layer's groups with needed panels, in pool order; waits until each is Ready.
 
-    def _next_group(self, layer: int, epoch: int) -> Load | None:
+        starved: called when the loop holds as many groups as it may (all banks but one, at least one); it must release
+        some of them. None: the loop releases each group before it advances.
+        Raises FlashError: a lane's failure, a damaged panel, a layer out of order, nothing released."""
+        epoch = self._epoch
+        while (load := self._next_group(layer, epoch)) is not Answer.DONE:
+            if isinstance(load, Load):
+                slots = self._slots[load.bank]
+                panels = tuple((panel, slots[panel - load.first]) for panel in load.needed or ())
+                yield ReadyGroup(layer, load.index, load.bank, panels, partial(self._release, load, epoch))
+                continue
+            if starved is not None:
+                starved()
+            if self._machine.banks.count(BankState.IN_USE) == self._machine.may_hold:
+                raise FlashError(f"layer {layer}: groups in use fill the arena", next_step="Release them.")
+
+    def _release(self, load: Load, epoch: int) -> None:
+        with self._lock:
+            self._must_be_well(epoch)
+            self._machine.release(load)
+            self._work.notify_all()
+
+    def _next_group(self, layer: int, epoch: int) -> Load | Answer:
         with self._lock:
             since: float | None = None
             try:
                 while True:
                     self._must_be_well(epoch)
                     answer = self._machine.acquire(layer)
-                    if isinstance(answer, Load):
+                    if answer is not Answer.WAIT:
                         return answer
-                    if answer is Answer.DONE:
-                        return None
                     if since is None:
                         since = self._clock()
                         self._work.notify_all()  # on-demand: this is the demand

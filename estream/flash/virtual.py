@@ -63,7 +63,7 @@ def simulate(
                     continue
                 start = now
                 yield compute_time(answer)
-                machine.release()
+                machine.release(answer)
                 steps.append(Step(layer, answer.index, answer.bank, start, now))
 
     def resume() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from estream.layers.observe import Observer
@@ -29,34 +31,48 @@ class AttentionLayers:
         self._closing = {ffn: load(closing_graph(ffn)) for ffn in {plan.ffn for plan in arch.layers}}
 
     def run(
-        self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray, observe: Observer | None = None
+        self,
+        plan: LayerPlan,
+        prompts: Sequence[slice],
+        cos: np.ndarray,
+        sin: np.ndarray,
+        observe: Observer | None = None,
     ) -> None:
-        """`cos`, `sin`: float32 [tokens, head_dim / 2] of the tokens' positions.
+        """`prompts`: rows of each prompt of the pass; none sees another's. `cos`, `sin`: float32 [N, head_dim / 2] of
+        positions from 0, N at least the longest prompt.
 
         Raises NumericError when the layer's input or output is not finite.
         """
-        state = self._state
-        attention, closing = self._attention[plan.window], self._closing[plan.ffn]
         weights = self._weights.layer(plan.index)
         bind_weights(self._qkv, weights)
-        bind_weights(closing, weights)
+        bind_weights(self._closing[plan.ffn], weights)
+        for prompt in prompts:
+            self._run_prompt(plan, prompt, cos, sin, observe)
+
+    def _run_prompt(
+        self, plan: LayerPlan, prompt: slice, cos: np.ndarray, sin: np.ndarray, observe: Observer | None
+    ) -> None:
+        state, tokens = self._state, prompt.stop - prompt.start
+        attention, closing = self._attention[plan.window], self._closing[plan.ffn]
         for name, buffer in (("past_key", state.keys), ("past_value", state.values)):
             attention.bind(name, buffer, rows=tokens)
             attention.bind(name.replace("past", "present"), buffer, rows=tokens)
         attention.bind("last", state.last)
         attention.bind("total", state.total)
         where = f"layer {plan.index}"
-        for piece in split_rows(tokens, state.block):
-            start, rows = piece.start, piece.stop - piece.start
+        for block in split_rows(tokens, state.block):
+            position, rows = block.start, block.stop - block.start
+            start = prompt.start + position
+            piece = slice(start, start + rows)
             state.load(state.hidden, "hidden", start, rows)
             state.check_finite("hidden", start, rows, f"{where}, hidden state before attention")
-            state.load(cos, "cos", start, rows)
-            state.load(sin, "sin", start, rows)
+            state.load(cos, "cos", position, rows)
+            state.load(sin, "sin", position, rows)
             self._bind(self._qkv, rows, hidden="hidden", cos="cos", sin="sin", q_out="q", k_out="k", v_out="v")
             self._qkv.run()
             if observe:
                 observe(plan.index, "qkv", piece, {name: state.view(name, rows) for name in "qkv"})
-            state.set_keys(start + rows)
+            state.set_keys(position + rows)
             self._bind(attention, rows, q_in="q", k_in="k", v_in="v", attn="attn")
             attention.run()
             if observe:

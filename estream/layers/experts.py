@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from estream.flash.stream import ReadyGroup
+from estream.flash.states import ReadyGroup
 from estream.layers.observe import Observer
 from estream.layers.state import State
 from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
@@ -23,6 +23,7 @@ class ExpertRunner:
         self.rows = target.max_rows
         self.rows_computed = 0
         self.rows_useful = 0
+        self._routed: tuple[RouteTable, Observer | None]
         self._state = state
         self._panel = package.pool.panel
         self._panels_per_expert = package.pool.panels_per_expert
@@ -49,14 +50,26 @@ class ExpertRunner:
         self._scatter.bind("table", self._state.hidden_buffer, rows=tokens)
         self._scatter.bind("table_out", self._state.hidden_buffer, rows=tokens)
 
-    def run_group(self, ready: ReadyGroup, table: RouteTable, observe: Observer | None = None) -> None:
-        """All tokens of a group's panels: the panels one after the other, each tile by tile."""
+    def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None:
+        """The layer whose groups come next."""
+        self._routed = table, observe
+
+    def run_group(self, ready: ReadyGroup) -> None:
+        """All tokens of a group's panels: the panels one after the other, each tile by tile. Releases the group."""
+        table, observe = self._routed
         for panel, buffer in ready.panels:
             self.bind_panel(buffer)
             for tile in table.tiles(panel // self._panels_per_expert, self.rows):
                 self.run(tile)
                 if observe:
                     observe(ready.layer, "expert", tile.rows, {"y": self.y(len(tile.rows))}, panel)
+        ready.release()
+
+    def flush(self) -> None:
+        """Nothing waits: every tile is a dispatch."""
+
+    def finish(self) -> None:
+        """Nothing waits: every tile is a dispatch."""
 
     def run_record(
         self, layer: int, name: str, record: Buffer, gates: np.ndarray, observe: Observer | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,22 +32,27 @@ class LayerLoop:
 
     def run(
         self,
-        tokens: int,
+        prompts: Sequence[slice],
         experts: ExpertStream | ResidentExperts,
         watch: Stopwatch,
         observe: Observer | None = None,
     ) -> None:
-        """The layer loop: attention, choice of experts, then every group of the layer as flash delivers it."""
+        """The layer loop: attention, choice of experts, then every group of the layer as flash delivers it.
+
+        `prompts`: rows of each prompt of the pass, one after the other; each record is read once for all of them.
+        """
+        tokens = prompts[-1].stop
         arch, state, runner = self._package.architecture, self._parts.state, self._parts.runner
         panels = self._package.pool.panels_per_expert
-        cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(tokens))
+        longest = max(prompt.stop - prompt.start for prompt in prompts)
+        cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(longest))
         for plan in arch.layers:
             self._check()
             records = self._weights.layer(plan.index)
             if observe:
                 observe(plan.index, "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})
             with watch("attention_s", f"attention {plan.index}"):
-                self._parts.attention.run(plan, tokens, cos, sin, observe)
+                self._parts.attention.run(plan, prompts, cos, sin, observe)
             if observe:
                 names = ("hidden", "normed", "logits") if plan.ffn == "moe" else ("hidden", "normed")
                 arrays = {name: getattr(state, name)[:tokens] for name in names}
@@ -64,9 +69,21 @@ class LayerLoop:
                 gates = choice.shared if choice.shared is not None else np.ones(tokens, np.float32)
                 with watch("dispatch_s", f"shared expert {plan.index}"):
                     runner.run_record(plan.index, "shared", records["shared"], gates, observe)
-            for ready in experts.groups(plan.index):
+            runner.start(plan.index, table, observe)
+            for ready in experts.groups(plan.index, self._flush(watch)):
                 with watch("dispatch_s", f"layer {plan.index} group {ready.group}"):
-                    runner.run_group(ready, table, observe)
+                    runner.run_group(ready)
                 self._check()
+            with watch("dispatch_s", f"layer {plan.index}, what waited"):
+                runner.finish()
         if observe:
             observe(len(arch.layers), "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})
+
+    def _flush(self, watch: Stopwatch) -> Callable[[], None]:
+        """What flash calls when it has no bank left to fill."""
+
+        def starved() -> None:
+            with watch("dispatch_s", "what waited, for a bank"):
+                self._parts.runner.flush()
+
+        return starved

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from estream.flash.stream import ReadyGroup
+from estream.flash.states import ReadyGroup
 from estream.layers.attention import AttentionLayers
 from estream.layers.experts import ExpertRunner
 from estream.layers.head import Head, LogitsSink
@@ -44,12 +44,21 @@ class AttentionPart(Protocol):
     """A layer's dense half: hidden is updated, normed and logits are filled."""
 
     def run(
-        self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray, observe: Observer | None = None
+        self,
+        plan: LayerPlan,
+        prompts: Sequence[slice],
+        cos: np.ndarray,
+        sin: np.ndarray,
+        observe: Observer | None = None,
     ) -> None: ...
 
 
 class ExpertPart(Protocol):
-    """hidden[rows] += expert(normed[rows]) · gates, in the order of experts, panels, tiles."""
+    """hidden[rows] += expert(normed[rows]) · gates, in the order of experts, panels, tiles.
+
+    A layer is `start`, `run_group` for each of its groups in pool order, `finish`. The part releases a group after the
+    last dispatch that used it has returned: in that group's `run_group`, a later one's, `flush` or `finish`.
+    """
 
     rows: int  # of the largest tile
     rows_computed: int
@@ -57,7 +66,15 @@ class ExpertPart(Protocol):
 
     def begin(self, tokens: int) -> None: ...
 
-    def run_group(self, ready: ReadyGroup, table: RouteTable, observe: Observer | None = None) -> None: ...
+    def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None: ...
+
+    def run_group(self, ready: ReadyGroup) -> None: ...
+
+    def flush(self) -> None:
+        """Dispatches what waits until a group is released: flash has no bank for the next one."""
+
+    def finish(self) -> None:
+        """Dispatches all that waits: every group is released, every result added."""
 
     def run_record(
         self, layer: int, name: str, record: Buffer, gates: np.ndarray, observe: Observer | None = None
@@ -97,7 +114,7 @@ def open_parts(
     return Parts(
         half,
         HtpAttention(graphs, package, weights, half),
-        HtpExperts(target, graphs, package, half),
+        HtpExperts(target, graphs.rungs, package.pool, half),
         HtpHead(graphs, package, weights, half),
         {"soc": contexts.soc, "simulated": contexts.simulated, "ladder": graphs.ladder, "qairt": contexts.qairt},
     )

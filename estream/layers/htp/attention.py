@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from estream.layers.htp.graphs import HtpGraphs
@@ -40,22 +42,36 @@ class HtpAttention:
         self._between = [{name: self._scratch(name, f"pass {turn}") for name in _STATE} for turn in (0, 1)]
 
     def run(
-        self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray, observe: Observer | None = None
+        self,
+        plan: LayerPlan,
+        prompts: Sequence[slice],
+        cos: np.ndarray,
+        sin: np.ndarray,
+        observe: Observer | None = None,
     ) -> None:
-        """`cos`, `sin`: float32 [tokens, head_dim / 2] of the tokens' positions.
+        """`prompts`: rows of each prompt of the pass; none sees another's. `cos`, `sin`: float32 [N, head_dim / 2] of
+        positions from 0, N at least the longest prompt.
 
         Raises NumericError when the layer's input or output is not finite.
         """
-        state, where = self._state, f"layer {plan.index}"
-        before, qkv, o, after = self._layers[plan.index]
+        _, qkv, o, _ = self._layers[plan.index]
         qkv.bind()
         o.bind()
+        for prompt in prompts:
+            self._run_prompt(plan, prompt, cos, sin, observe)
+
+    def _run_prompt(
+        self, plan: LayerPlan, prompt: slice, cos: np.ndarray, sin: np.ndarray, observe: Observer | None
+    ) -> None:
+        state, where, tokens = self._state, f"layer {plan.index}", prompt.stop - prompt.start
+        before, _, _, after = self._layers[plan.index]
         for block in range(-(-tokens // self._rows)):
-            start, rows = block * self._rows, min(self._rows, tokens - block * self._rows)
+            position, rows = block * self._rows, min(self._rows, tokens - block * self._rows)
+            start = prompt.start + position
             piece = slice(start, start + rows)
             state.norm(before, start, rows, f"{where}, hidden state before attention")
             for table, part in ((self._cos, cos), (self._sin, sin)):
-                table.array[:rows] = part[piece]
+                table.array[:rows] = part[position : position + rows]
             for name, cache in (("k_out", self._k), ("v_out", self._v)):
                 for group, tensor in enumerate(cache[block]):
                     self._graphs.qkv.bind(f"{name}.{group}", tensor.buffer)
