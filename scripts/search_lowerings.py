@@ -16,25 +16,22 @@ Results are cached by graph bytes, SoC and compiler, one JSON line each: an inte
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from estream.errors import TargetError
+from estream.layers.htp.ladder import plan_layer
 from estream.package.chunks import CHUNK_ELEMENTS
-from qnn_graphs.htp.compiler import compile_graph
+from qnn_graphs.htp.build import INT4_LADDER, LADDER
 from qnn_graphs.htp.expert import ExpertGraph, build_expert
+from scripts.lowering.cache import ReportCache
 
 DDR_BYTES_PER_S, FLOPS, DISPATCH_S, SPILL_FACTOR = 60e9, 8e12, 100e-6, 4
-LADDER = ((16, 32), (4, 128), (2, 256))
-INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # unpacking makes long run lists
 TOKENS = 1000
 FINALISTS = 2
 
@@ -53,36 +50,6 @@ SHAPES = {
     "deepseek-v2-lite": Shape(2048, 1408, 64, 6),
     "mixtral": Shape(4096, 14336, 8, 2),
 }
-
-
-class Cache:
-    """Compiler reports by (graph, SoC, compiler version); refusals are results too."""
-
-    def __init__(self, path: Path, deadline: float) -> None:
-        self._path, self._deadline, self._known = path, deadline, dict[str, dict[str, Any]]()
-        if path.exists():
-            for line in path.read_text().splitlines():
-                entry = json.loads(line)
-                self._known[entry["key"]] = entry
-
-    def report(self, spec: ExpertGraph, soc: str) -> dict[str, Any]:
-        """Raises TimeoutError when the search's time is over and the answer is not known yet."""
-        model = build_expert(spec)
-        digest = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-        key = f"{digest[:24]}-{soc}-{version('onnxruntime-qnn')}"
-        if key not in self._known:
-            if time.monotonic() > self._deadline:
-                raise TimeoutError
-            entry: dict[str, Any] = {"key": key, "soc": soc, "spec": asdict(spec)}
-            try:
-                compiled = compile_graph(model, soc, timeout_s=120)
-                entry |= compiled.report.as_dict() | {"context_bytes": len(compiled.context), "qairt": compiled.qairt}
-            except TargetError as error:
-                entry["refused"] = str(error)[:300]
-            with self._path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-            self._known[key] = entry
-        return self._known[key]
 
 
 def candidates(shape: Shape, scheme: str) -> Iterator[ExpertGraph]:
@@ -110,57 +77,47 @@ def dispatch_seconds(spec: ExpertGraph, report: dict[str, Any]) -> float:
     return float(max(traffic / DDR_BYTES_PER_S, flops / FLOPS) + DISPATCH_S)
 
 
-def tiles_of(rows: int, ladder: tuple[int, ...]) -> Iterator[int]:
-    """Tile sizes of an expert with this many rows: the largest, then the smallest that takes the rest."""
-    while rows > 0:
-        size = next((t for t in ladder if t >= rows), ladder[-1])
-        yield size
-        rows -= size
-
-
 def layer(
     shape: Shape, specs: dict[int, ExpertGraph], reports: dict[int, dict[str, Any]], tokens: int
 ) -> dict[str, float]:
-    """One layer with uniform routing: seconds by the cost, traffic and what would be ideal, in bytes."""
+    """One layer with uniform routing, planned as the engine plans it: seconds by the cost, traffic in bytes, and that
+    over what would be ideal: each panel's weights once and each tile in and out once."""
     rng = np.random.default_rng(0)
     chosen = np.argsort(rng.random((tokens, shape.experts)), axis=1)[:, : shape.top_k]
     loads = np.bincount(chosen.reshape(-1), minlength=shape.experts)
-    ladder = tuple(sorted(specs))
-    seconds = traffic = ideal = computed = 0.0
-    for rows in loads:
-        if not rows:
-            continue
-        panels = -(-shape.intermediate // specs[ladder[0]].width)
-        ideal += panels * specs[ladder[0]].weight_bytes
-        for size in tiles_of(int(rows), ladder):
-            spec, report = specs[size], reports[size]
-            traffic += panels * (report["read_bytes"] + report["write_bytes"]) / spec.slots
-            seconds += panels * dispatch_seconds(spec, report) / spec.slots
-            ideal += spec.tile_bytes
-            computed += size
+    ladder = [(spec.slots, rows) for rows, spec in sorted(specs.items(), reverse=True)]
+    any_spec = next(iter(specs.values()))
+    panels = -(-shape.intermediate // any_spec.width)
+    seconds = traffic = computed = 0.0
+    ideal = panels * any_spec.weight_bytes * np.count_nonzero(loads)
+    for dispatch in plan_layer(loads.tolist(), panels, ladder):
+        slots, rows = ladder[dispatch.rung]
+        traffic += reports[rows]["read_bytes"] + reports[rows]["write_bytes"]
+        seconds += dispatch_seconds(specs[rows], reports[rows])
+        computed += slots * rows
+        ideal += len(dispatch.tiles) * specs[rows].tile_bytes
     return {
         "seconds": seconds,
         "traffic": traffic,
-        "ideal": ideal,
         "ratio": traffic / ideal,
-        "rows_ratio": computed / float(loads.sum()),
+        "rows_ratio": computed / float(panels * loads.sum()),
     }
 
 
-def search(cache: Cache, shape: Shape, scheme: str, soc: str) -> dict[str, Any] | None:
+def search(cache: ReportCache, shape: Shape, scheme: str, soc: str) -> dict[str, Any] | None:
     """The best candidate with its rungs, or None if none compiles."""
     ladder, probed = INT4_LADDER if scheme == "int4" else LADDER, []
     for candidate in candidates(shape, scheme):
         slots, rows = ladder[-1]
         spec = replace(candidate, slots=slots, rows=rows)
-        report = cache.report(spec, soc)
+        report = _report(cache, spec, soc)
         if "refused" not in report:
             panels = -(-shape.intermediate // spec.width)
             probed.append((panels * dispatch_seconds(spec, report), len(probed), candidate))
     best: dict[str, Any] | None = None
     for _, _, candidate in sorted(probed)[:FINALISTS]:
         specs = {rows: replace(candidate, slots=slots, rows=rows) for slots, rows in ladder}
-        reports = {rows: cache.report(spec, soc) for rows, spec in specs.items()}
+        reports = {rows: _report(cache, spec, soc) for rows, spec in specs.items()}
         if any("refused" in report for report in reports.values()):
             continue
         result = layer(shape, specs, reports, TOKENS)
@@ -169,6 +126,10 @@ def search(cache: Cache, shape: Shape, scheme: str, soc: str) -> dict[str, Any] 
             rungs = {f"{specs[rows].slots}x{rows}": reports[rows] for rows in specs}
             best = {"candidate": asdict(candidate), "layer": result, "layer_4096": at_4096, "rungs": rungs}
     return best
+
+
+def _report(cache: ReportCache, spec: ExpertGraph, soc: str) -> dict[str, Any]:
+    return cache.report(build_expert(spec), soc, spec=asdict(spec))
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
@@ -190,7 +151,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
             )
     lines += [
         "",
-        "One layer with uniform routing. Ideal: each needed expert's weights once, its tiles in and out once.",
+        "One layer with uniform routing. Ideal: each panel's weights once, each tile in and out once.",
         "",
         "| model | SoC | scheme | MB at 1,000 tokens | ÷ ideal | MB at 4,096 tokens | ÷ ideal |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -214,7 +175,7 @@ def main() -> None:
     parser.add_argument("--socs", default="sm8650,sm8850")
     parser.add_argument("--seconds", type=float, default=1800, help="stop after this long; run again to go on")
     options = parser.parse_args()
-    cache, results = Cache(options.cache, time.monotonic() + options.seconds), []
+    cache, results = ReportCache(options.cache, time.monotonic() + options.seconds), []
     work = [
         (s, m, c)
         for s in options.schemes.split(",")

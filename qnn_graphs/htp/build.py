@@ -15,8 +15,8 @@ from qnn_graphs.htp.expert import ExpertGraph, build_expert
 
 MAX_CONTEXTS = 8  # what phones hold at a time
 
-_LADDER = ((16, 32), (4, 128), (2, 256))  # (slots, rows)
-_INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # more slots: unpacking's run list and the time to compile explode
+LADDER = ((16, 32), (4, 128), (2, 256))  # (slots, rows)
+INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # more slots: unpacking's run list and the time to compile explode
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def default_plan(arch: Architecture, *, experts: str, dense: str) -> HtpPlan:
     groups = head_groups(arch.attention)
     whole = groups.heads == groups.kv_heads and arch.hidden <= 2048 and dense != "f16"
     rows, steps = (256, 2) if whole else (128, 4)
-    ladder = _INT4_LADDER if experts == "int4" else _LADDER
+    ladder = INT4_LADDER if experts == "int4" else LADDER
     return HtpPlan(rows, steps, width, PanelLayout(arch.hidden, width, experts).chunks, ladder)
 
 

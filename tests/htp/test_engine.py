@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ import pytest
 
 from estream import Engine
 from estream.errors import NumericError, TargetError, UsageError
+from estream.layers.htp.calls import dense_calls, expert_calls
 from estream.layers.htp.graphs import Rung
-from estream.layers.htp.ladder import Slots, panel_inputs
+from estream.layers.htp.slots import Slots, Work, panel_inputs
 from estream.layers.observe import Rows
+from estream.package.chunks import head_groups
 from estream.package.layout import PanelLayout
 from estream.runtime import open_target
 from estream.runtime.mock import MockTarget
 from estream.selftest import selftest
-from tests.support.htp_packages import compiled
+from tests.support.htp_packages import SMALL, compiled
 from tests.support.packages import packed
 from tests.support.tiny_checkpoints import TinyCheckpoint, prompt
 
@@ -90,7 +92,7 @@ def test_streamed_equals_resident_whatever_the_grouping(olmoe: Made) -> None:
         assert expected is not None
         last = engine.prefill(ids).logits
         assert last is not None and np.array_equal(last, expected[-1])
-    for group, banks in ((1, 1), (3, 2), (8, 2)):
+    for group, banks in ((1, 1), (1, 3), (1, 9), (3, 2), (2, 3), (8, 2)):
         with Engine(olmoe[0], "htp", group=group, banks=banks, max_tokens=100) as engine:
             result = engine.prefill(ids, logits="all")
             assert np.array_equal(result.logits, expected), (group, banks)
@@ -106,6 +108,36 @@ def test_bound_addresses_are_fixed(olmoe: Made) -> None:
 
     # 8 experts of the one bank in every slot, all blocks and masks: a long prompt meets all of them.
     assert pairs([100, 100]) == pairs([100, 1, 33, 100, 64, 99])
+
+
+def test_calls_of_graphs_are_the_predicted_ones(made: Made) -> None:
+    tokens, counts = 130, {}
+
+    def watch(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
+        if graph == "o_router":
+            choice = engine.package.family.route(np.array(arrays["logits"]))
+            counts[layer] = np.bincount(choice.experts.reshape(-1), minlength=engine.package.architecture.experts)
+
+    target = MockTarget(inner=open_target("htp", threads=1))
+    with Engine(made[0], target, max_tokens=200) as engine:
+        engine.prefill(prompt(tokens), observe=watch)
+        package, arch = engine.package, engine.package.architecture
+        rungs = [(slots, rows) for slots, rows in reversed(SMALL["ladder"])]
+        expected = dense_calls(
+            arch,
+            tokens,
+            rows=SMALL["rows"],
+            steps=SMALL["steps"],
+            groups=head_groups(arch.attention).groups,
+            slices=package.head_slices,
+        ) + expert_calls(
+            arch,
+            tokens,
+            {layer: rows.tolist() for layer, rows in counts.items()},
+            width=package.pool.panel.width,
+            ladder=rungs,
+        )
+        assert target.runs == expected
 
 
 def test_selftest_passes(olmoe: Made) -> None:
@@ -124,7 +156,7 @@ def stale_bank(patch: pytest.MonkeyPatch) -> None:
 
 def zeroed_output(patch: pytest.MonkeyPatch) -> None:
     run = Slots.run
-    patch.setattr(Slots, "run", lambda self, normed: [(w, [0 * y for y in ys]) for w, ys in run(self, normed)])
+    patch.setattr(Slots, "run", lambda self, work, normed: [[0 * y for y in ys] for ys in run(self, work, normed)])
 
 
 def swapped_scales(patch: pytest.MonkeyPatch) -> None:
@@ -132,14 +164,14 @@ def swapped_scales(patch: pytest.MonkeyPatch) -> None:
         other = {"gate_scale": "mid_scale", "mid_scale": "gate_scale"}
         return [(other.get(name, name), offset, nbytes) for name, offset, nbytes in panel_inputs(rung, panel)]
 
-    patch.setattr("estream.layers.htp.ladder.panel_inputs", swapped)
+    patch.setattr("estream.layers.htp.slots.panel_inputs", swapped)
 
 
 def dropped_rows(patch: pytest.MonkeyPatch) -> None:
     run = Slots.run
 
-    def drop(self: Slots, normed: np.ndarray) -> list[Any]:
-        return [(w, [np.where(np.arange(len(y))[:, None] == 1, 0, y) for y in ys]) for w, ys in run(self, normed)]
+    def drop(self: Slots, work: Sequence[Work], normed: np.ndarray) -> list[list[np.ndarray]]:
+        return [[np.where(np.arange(len(y))[:, None] == 1, 0, y) for y in ys] for ys in run(self, work, normed)]
 
     patch.setattr(Slots, "run", drop)
 

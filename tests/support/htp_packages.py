@@ -12,7 +12,7 @@ from qnn_graphs.htp.contexts import compile_contexts
 from tests.support.packages import packed
 from tests.support.tiny_checkpoints import TinyCheckpoint
 
-SMALL = {"rows": 32, "steps": 2, "ladder": ((4, 32), (2, 64))}
+SMALL: dict[str, Any] = {"rows": 32, "steps": 2, "ladder": ((4, 32), (2, 64))}
 
 
 def compiled(folder: Path, family: str, *, experts: str = "f16", **options: Any) -> tuple[Path, TinyCheckpoint]:

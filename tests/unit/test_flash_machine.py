@@ -47,7 +47,7 @@ class Driver:
         self.delivered: list[tuple[int, int]] = []
         self.layers = iter(machine.layout.moe_layers)
         self.layer: int | None = None
-        self.held: Load | None = None
+        self.held: list[Load] = []
         self.done = False
 
     def bank_changed(self, bank: int, state: BankState, load: Load | None) -> None:
@@ -82,34 +82,40 @@ class Driver:
         self.machine.check_done(load)
 
     def compute(self) -> bool:
-        """One step of the compute; False if it waits."""
-        if self.held is not None:
-            self.take(self.held)
-            self.machine.release()
-            self.held = None
+        """One step of the compute, which may hold groups and releases them in any order; False if it waits."""
+        if self.held and self.random.random() < 0.5:
+            self.release()
             return True
         if self.layer is None:
             self.layer = next(self.layers, None)
-            if self.layer is None:
-                self.done = True
-            else:
+            if self.layer is not None:
                 self.machine.routes(self.layer, self.needed[self.layer])
+            elif self.held:
+                self.release()
+            else:
+                self.done = True
             return True
         answer = self.machine.acquire(self.layer)
-        if answer is Answer.WAIT:
-            return False
         if isinstance(answer, Load):
-            self.held = answer
-        else:
+            self.delivered += [(answer.layer, panel) for panel in answer.needed or ()]
+            self.held.append(answer)
+        elif answer is Answer.STARVED:
+            assert len(self.held) == max(1, len(self.states) - 1)
+            self.release()
+        elif answer is Answer.DONE:
             self.layer = None
-        return True
+        return answer is not Answer.WAIT
+
+    def release(self) -> None:
+        load = self.held.pop(self.random.randrange(len(self.held)))
+        self.take(load)
+        self.machine.release(load)
 
     def take(self, load: Load) -> None:
         """The bytes are those of the panels, after any time that the bank was in use."""
         layout, size = self.machine.layout, self.machine.layout.panel.panel_bytes
         assert load.needed
         for panel in load.needed:
-            self.delivered.append((load.layer, panel))
             for at in range(0, size, ALIGNMENT):
                 there = self.content[load.bank][(panel - load.first) * size + at]
                 assert there == layout.panel_offset(load.layer, panel) + at
@@ -126,14 +132,17 @@ class Driver:
         if not self.done:
             actions.append(self.compute)
         self.random.choice(actions)()
-        assert sum(state is BankState.IN_USE for state in self.states) <= 1
+        assert sum(state is BankState.IN_USE for state in self.states) == len(self.held)
+
+    def progress(self) -> tuple[object, ...]:
+        return (*map(len, (self.outstanding, self.checks, self.delivered, self.held)), self.layer, self.done)
 
     def run(self, lanes: int) -> None:
         idle = 0
         while not self.done:
-            before = (len(self.outstanding), len(self.checks), len(self.delivered), self.layer, self.held, self.done)
+            before = self.progress()
             self.step(lanes)
-            after = (len(self.outstanding), len(self.checks), len(self.delivered), self.layer, self.held, self.done)
+            after = self.progress()
             idle = idle + 1 if before == after else 0
             if idle > 200:  # no event has had an effect: the chance that the one with an effect was not drawn is nil
                 pytest.fail(f"deadlock: {self.states}")
@@ -148,7 +157,7 @@ def cases(draw: st.DrawFn) -> tuple[Machine, dict[int, np.ndarray], Random, int]
     machine = Machine(
         layout,
         group=draw(st.sampled_from([1, 3, 4, 64])),
-        banks=draw(st.integers(1, 3)),
+        banks=draw(st.integers(1, 4)),
         lanes=lanes,
         mode=draw(st.sampled_from(MODES)),
         check=draw(st.booleans()),
@@ -318,10 +327,30 @@ def test_on_demand_does_not_look_ahead_while_a_group_is_in_use() -> None:
     machine.acquire(1)
     (read,) = reads(machine)
     machine.read_done(read)
-    assert isinstance(machine.acquire(1), Load)
+    load = machine.acquire(1)
+    assert isinstance(load, Load) and reads(machine) == []
+    machine.release(load)
     assert reads(machine) == []
-    machine.release()
-    assert reads(machine) == []
+
+
+def test_the_compute_may_hold_all_banks_but_one() -> None:
+    machine = Machine(pool(), group=1, banks=3, lanes=1)
+    machine.begin()
+    machine.routes(1, np.ones(5, dtype=bool))
+    held = []
+    for _ in range(2):
+        for read in reads(machine):
+            machine.read_done(read)
+        load = machine.acquire(1)
+        assert isinstance(load, Load)
+        held.append(load)
+    assert machine.acquire(1) is Answer.STARVED  # whether or not the third bank is Ready
+    assert machine.banks == [BankState.IN_USE, BankState.IN_USE, BankState.READY]
+    machine.release(held[1])
+    third = machine.acquire(1)
+    assert isinstance(third, Load) and (third.index, third.bank) == (2, 2)
+    machine.release(held[0])
+    assert [read.load.bank for read in reads(machine)] == [0, 1]
 
 
 def test_misuse_is_refused() -> None:
@@ -345,15 +374,15 @@ def test_misuse_is_refused() -> None:
         machine.routes(1, mask)
     with pytest.raises(FlashError, match="pool order"):
         machine.acquire(2)
-    with pytest.raises(FlashError, match="no group is in use"):
-        machine.release()
     with pytest.raises(FlashError, match="before layer 1 is done"):
         machine.end()
     (read,) = reads(machine)
     machine.read_done(read)
-    assert isinstance(machine.acquire(1), Load)
-    with pytest.raises(FlashError, match="still in use"):
-        machine.acquire(1)
+    load = machine.acquire(1)
+    assert isinstance(load, Load) and machine.acquire(1) is Answer.STARVED
+    machine.release(load)
+    with pytest.raises(FlashError, match="group 0 of layer 1 is not in use"):
+        machine.release(load)
     for change in ({"group": 0}, {"banks": 0}, {"lanes": 0}, {"mode": "later"}):
         with pytest.raises(UsageError):
             Machine(pool(), **{"group": 1, "banks": 1, "lanes": 1, **change})  # type: ignore[arg-type]

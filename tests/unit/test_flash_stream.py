@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from estream.errors import ClosedError, FlashError
-from estream.flash import MODES, ExpertStream, PoolFile, ResidentExperts, load_ranges
+from estream.flash import MODES, ExpertStream, PoolFile, ReadyGroup, ResidentExperts, load_ranges
 from estream.package.layout import ALIGNMENT, PanelLayout, PoolLayout
 from estream.runtime.target import Buffer
 from estream.telemetry.trace import Trace
@@ -102,6 +102,7 @@ def prefill(experts: ExpertStream | ResidentExperts, needed: dict[int, np.ndarra
         for ready in experts.groups(layer):
             time.sleep(pause)
             seen += [bytes(buffer.memory()) for _, buffer in ready.panels]
+            ready.release()
     experts.end()
     return seen
 
@@ -135,12 +136,40 @@ def test_a_released_bank_is_filled_while_the_compute_is_elsewhere(source: Faulty
     stream = streamed(source, 64, 1, 2)
     stream.begin()
     stream.routes(1, np.ones(LAYOUT.panels_per_layer, dtype=bool))
-    for _ in stream.groups(1):
+    for ready in stream.groups(1):
         assert len(source.seen) * ALIGNMENT == LAYOUT.layer_bytes
+        ready.release()
     until = time.monotonic() + 10
     while len(source.seen) * ALIGNMENT < 2 * LAYOUT.layer_bytes:  # nothing more is called: attention would run now
         assert time.monotonic() < until
         time.sleep(1e-3)
+    stream.close()
+
+
+def test_groups_may_be_held_until_flash_needs_a_bank(source: Faulty, content: bytes) -> None:
+    stream, needed = streamed(source, 1, 3, 2), masks(3)
+    held: list[ReadyGroup] = []
+    flushes: list[int] = []
+
+    def release_one() -> None:
+        flushes.append(len(held))
+        held.pop(0).release()
+
+    seen: list[bytes] = []
+    stream.begin()
+    for layer, mask in needed.items():
+        stream.routes(layer, mask)
+        for ready in stream.groups(layer, release_one):
+            held.append(ready)
+            seen += [bytes(buffer.memory()) for _, buffer in ready.panels]
+    for ready in held:
+        ready.release()
+    stream.end()
+    assert seen == expected(content, needed) and flushes and set(flushes) == {2}
+    stream.begin()
+    stream.routes(1, np.ones(LAYOUT.panels_per_layer, dtype=bool))
+    with pytest.raises(FlashError, match="layer 1: groups in use fill the arena"):
+        list(stream.groups(1, lambda: None))
     stream.close()
 
 
@@ -218,14 +247,15 @@ def test_abort_in_the_middle_waits_for_reads_and_silences_old_loops(source: Faul
     stream.begin()
     stream.routes(1, everything)
     old = stream.groups(1)
-    next(old)
+    first = next(old)
     with pytest.raises(FlashError, match="already running"):
         stream.begin()
     with pytest.raises(FlashError, match="before layer 1"):
         stream.end()
+    second = next(old)
     wait_until(lambda: stream._machine.quiet)  # all banks are full
     source.gate.clear()
-    next(old)  # gives a bank back: its next read stops at the gate
+    first.release()  # gives a bank back: its next read stops at the gate
     wait_until(lambda: not stream._machine.quiet)
     threading.Timer(0.05, source.gate.set).start()
     stream.abort()
@@ -233,6 +263,8 @@ def test_abort_in_the_middle_waits_for_reads_and_silences_old_loops(source: Faul
     stream.begin()
     with pytest.raises(FlashError, match="given up"):
         next(old)
+    with pytest.raises(FlashError, match="given up"):
+        second.release()
     stream.abort()
     stream.abort()
     assert prefill(stream, masks(1)) == expected(content, masks(1))
@@ -357,6 +389,7 @@ def test_addresses_are_a_fixed_set_and_waits_are_measured(source: Faulty) -> Non
             stream.routes(layer, np.ones(LAYOUT.panels_per_layer, dtype=bool))
             for ready in stream.groups(layer):
                 bound |= {(buffer.address, buffer.nbytes) for _, buffer in ready.panels}
+                ready.release()
         stream.end()
         if source.delay == 0:
             assert stream.counters.wait_s > 0  # the gate was closed at the first group

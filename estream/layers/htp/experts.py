@@ -1,118 +1,165 @@
 """Expert panels on htp: cold experts share a dispatch, a hot one fills it. Routed, shared and dense FFNs alike.
 
-Tiles of one size wait in their rung's slots until a dispatch is full or the group ends. Results are added to the
-hidden state in the order of experts, panels and tiles, whatever the grouping: what comes too early is kept.
+The dispatches of a layer are planned from its routes (ladder.py). One runs when the last of its tiles is there; their
+groups are held until then. If flash needs a bank earlier, what is there runs in a dispatch of its own. Results are
+added to the hidden state when their planned dispatch is complete: in the same order whatever the grouping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from estream.errors import NumericError
-from estream.flash.stream import ReadyGroup
-from estream.layers.htp.graphs import HtpGraphs
-from estream.layers.htp.ladder import Slots, Work, cut
+from estream.flash.states import ReadyGroup
+from estream.layers.htp.graphs import Rung
+from estream.layers.htp.ladder import plan_layer
+from estream.layers.htp.slots import Slots, Work
 from estream.layers.htp.state import HtpState
 from estream.layers.observe import Observer
-from estream.package.reader import Package
+from estream.package.layout import PoolLayout
 from estream.routing import RouteTable, Tile
 from estream.runtime.target import Buffer, Target
 
 
+@dataclass(eq=False)
+class _Held:
+    """A group whose banks are in use: how many of its tiles were not dispatched yet."""
+
+    release: Callable[[], None]
+    tiles: int
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A planned dispatch: tiles that have not come, those that wait, and results that came before it was complete."""
+
+    rung: Slots
+    missing: int
+    waiting: list[tuple[Work, _Held]] = field(default_factory=list)
+    early: list[tuple[Work, np.ndarray]] = field(default_factory=list)
+
+
 class HtpExperts:
     """hidden[rows] += expert(normed[rows]) · gates. Counters: rows_useful of tiles; rows_computed of dispatches, with
-    padded rows and empty slots."""
+    padded rows and empty slots. Raises NumericError naming layer, panel and token."""
 
-    def __init__(self, target: Target, graphs: HtpGraphs, package: Package, state: HtpState) -> None:
+    def __init__(self, target: Target, rungs: Sequence[Rung], pool: PoolLayout, state: HtpState) -> None:
         self._state = state
-        self._panel, self._panels_per_expert = package.pool.panel, package.pool.panels_per_expert
-        self._rungs = {rung.rows: Slots(target, rung, self._panel) for rung in graphs.rungs}
-        self._sizes = tuple(self._rungs)  # descending
-        self.rows = self._sizes[0]
+        self._panel, self._panels_per_expert = pool.panel, pool.panels_per_expert
+        self._rungs = [Slots(target, rung, pool.panel) for rung in rungs]
+        self._ladder = [(rung.slots, rung.rows) for rung in rungs]
+        self.rows = self._ladder[0][1]
         self.rows_computed = self.rows_useful = 0
-        self._early: dict[int, tuple[Work, np.ndarray]] = {}
-        self._next = 0
+        state.nbytes += sum(2 * rung.rows * (rung.slots - 1) * pool.panel.hidden for rung in rungs)  # early results
+        self._observe: Observer | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tiles: dict[int, list[tuple[_Pending, Tile]]] = {}  # of panels that have not come
+        self._held: list[_Held] = []  # oldest first
+        self._open: list[_Pending] = []  # with tiles that wait
 
     def begin(self, tokens: int) -> None:
         """A new prefill; forgets what a failed one left."""
         self.rows_computed = self.rows_useful = 0
         self._forget()
 
-    def run_group(self, ready: ReadyGroup, table: RouteTable, observe: Observer | None = None) -> None:
-        """All tokens of a group's panels. Raises NumericError naming layer, panel and token."""
-        self._run(
-            ready.layer,
-            "expert",
-            (
-                (panel, buffer, Tile(table.rows[at], table.gates[at]))
-                for panel, buffer in ready.panels
-                for at in self._pieces(table, panel // self._panels_per_expert)
-            ),
-            observe,
-        )
+    def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None:
+        """Plans the dispatches of the layer whose groups come next."""
+        self._plan(layer, "expert", table.offsets, table.rows, table.gates, self._panels_per_expert, observe)
+
+    def run_group(self, ready: ReadyGroup) -> None:
+        """All dispatches that these panels complete. The group is released now or later."""
+        self._take(ready.panels, _Held(ready.release, 0))
+
+    def flush(self) -> None:
+        """Dispatches the waiting tiles of the oldest held group, and what waits with them: it is released."""
+        if self._held:
+            oldest = self._held[0]
+            for pending in [one for one in self._open if any(held is oldest for _, held in one.waiting)]:
+                self._dispatch(pending)
+
+    def finish(self) -> None:
+        """Nothing waits: a planned dispatch runs with its last tile."""
+        assert not self._tiles and not self._open and not self._held, "a needed panel did not come"
 
     def run_record(
         self, layer: int, name: str, record: Buffer, gates: np.ndarray, observe: Observer | None = None
     ) -> None:
         """Every token through every panel of a shared expert or dense FFN. gates: float32 [N]."""
-        rows, size = np.arange(len(gates), dtype=np.int32), self._panel.panel_bytes
-        self._run(
-            layer,
-            name,
-            (
-                (panel, record.part(panel * size, size), Tile(rows[piece], gates[piece]))
-                for panel in range(record.nbytes // size)
-                for piece in cut(len(rows), self._sizes)
-            ),
-            observe,
-        )
+        size = self._panel.panel_bytes
+        panels = [(panel, record.part(panel * size, size)) for panel in range(record.nbytes // size)]
+        rows = np.arange(len(gates), dtype=np.int32)
+        self._plan(layer, name, np.array([0, len(gates)]), rows, gates, len(panels), observe)
+        self._take(panels, _Held(lambda: None, 0))
 
-    def _pieces(self, table: RouteTable, expert: int) -> Iterable[slice]:
-        first, last = int(table.offsets[expert]), int(table.offsets[expert + 1])
-        return (slice(first + piece.start, first + piece.stop) for piece in cut(last - first, self._sizes))
-
-    def _run(self, layer: int, graph: str, tiles: Iterable[tuple[int, Buffer, Tile]], observe: Observer | None) -> None:
+    def _plan(
+        self,
+        layer: int,
+        graph: str,
+        offsets: np.ndarray,
+        rows: np.ndarray,
+        gates: np.ndarray,
+        panels_per_expert: int,
+        observe: Observer | None,
+    ) -> None:
         self._forget()
-        for number, (name, panel, tile) in enumerate(tiles):
-            size = next(size for size in reversed(self._sizes) if len(tile.rows) <= size)
-            rung = self._rungs[size]
-            rung.queue.append(Work(number, panel, tile, name))
-            if len(rung.queue) == rung.slots:
-                self._dispatch(rung, layer, graph, observe)
-        for rung in self._rungs.values():
-            if rung.queue:
-                self._dispatch(rung, layer, graph, observe)
+        self._layer, self._graph, self._observe = layer, graph, observe
+        for planned in plan_layer(np.diff(offsets).tolist(), panels_per_expert, self._ladder):
+            pending = _Pending(self._rungs[planned.rung], len(planned.tiles))
+            for panel, piece in planned.tiles:
+                first = int(offsets[panel // panels_per_expert])
+                at = slice(first + piece.start, first + piece.stop)
+                self._tiles.setdefault(panel, []).append((pending, Tile(rows[at], gates[at])))
 
-    def _dispatch(self, rung: Slots, layer: int, graph: str, observe: Observer | None) -> None:
-        results = rung.run(self._state.normed)
+    def _take(self, panels: Iterable[tuple[int, Buffer]], held: _Held) -> None:
+        tiles = [(panel, buffer, *tile) for panel, buffer in panels for tile in self._tiles.pop(panel)]
+        held.tiles = len(tiles)
+        self._held.append(held)
+        for panel, buffer, pending, tile in tiles:
+            if not pending.waiting:
+                self._open.append(pending)
+            pending.waiting.append((Work(panel, buffer, tile), held))
+            pending.missing -= 1
+            if pending.missing == 0:
+                self._dispatch(pending)
+
+    def _dispatch(self, pending: _Pending) -> None:
+        """Runs what waits, and adds the results of a planned dispatch that is complete with it."""
+        waiting, pending.waiting = pending.waiting, []
+        self._open.remove(pending)
+        rung, work = pending.rung, [one for one, _ in waiting]
+        results = rung.run(work, self._state.normed)
         self.rows_computed += rung.slots * rung.rows
-        for work, chunks in results:
+        for one, chunks in zip(work, results, strict=True):
             y = np.concatenate(chunks, axis=1)
-            self._check(y, work, layer, graph)
-            self._early[work.number] = work, y
-            self.rows_useful += len(work.tile.rows)
+            self._check(y, one)
+            pending.early.append((one, y))
+            self.rows_useful += len(one.tile.rows)
             self._state.bytes_copied += 3 * y.nbytes
-        while self._next in self._early:
-            work, y = self._early.pop(self._next)
+        for _, held in waiting:
+            held.tiles -= 1
+            if held.tiles == 0:
+                self._held.remove(held)
+                held.release()
+        if pending.missing == 0:
+            self._add(pending.early)
+
+    def _add(self, results: Iterable[tuple[Work, np.ndarray]]) -> None:
+        for work, y in results:
             wide = y.astype(np.float32)
             self._state.hidden[work.tile.rows] += wide
-            if observe:
-                observe(layer, graph, work.tile.rows, {"y": wide}, work.name)
-            self._next += 1
+            if self._observe:
+                self._observe(self._layer, self._graph, work.tile.rows, {"y": wide}, work.name)
 
-    def _forget(self) -> None:
-        self._early.clear()
-        self._next = 0
-        for rung in self._rungs.values():
-            rung.queue.clear()
-
-    def _check(self, y: np.ndarray, work: Work, layer: int, graph: str) -> None:
+    def _check(self, y: np.ndarray, work: Work) -> None:
         finite = np.isfinite(y).all(axis=1)
         if not finite.all():
             token = work.tile.rows[int(np.flatnonzero(~finite)[0])]
             raise NumericError(
-                f"layer {layer}, {graph} panel {work.name}, token {token}: not finite",
+                f"layer {self._layer}, {self._graph} panel {work.name}, token {token}: not finite",
                 next_step="Check the weights with `estream verify`; if they are sound, use --backend cpu",
             )

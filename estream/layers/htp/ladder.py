@@ -1,125 +1,96 @@
-"""Tiles of a ladder: how the rows of an expert are cut, and the memory of a rung's slots."""
+"""How the rows of a layer's experts become dispatches: planned from the counts alone, before any weight has arrived.
+
+So neither the tiles nor the order in which results are added depend on groups, banks or the speed of flash.
+"""
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from estream.layers.htp.graphs import Rung, numbered
-from estream.package.layout import PanelLayout, align
-from estream.routing import Tile
-from estream.runtime.target import Buffer, Target
-
-_ALIGN = 128
+Ladder = Sequence[tuple[int, int]]  # (slots, rows) of each rung, largest rows first, rows a multiple of the next rung's
 
 
-def cut(rows: int, sizes: Sequence[int]) -> Iterator[slice]:
-    """`rows` rows in tiles of the given sizes (descending, each a multiple of the next), largest first.
+@dataclass
+class Dispatch:
+    """A planned dispatch of a rung (its place in the ladder); tiles: (panel, rows of its expert), in pool order."""
 
-    As few padded rows as the smallest size allows, and as few tiles (readings of the weights) as those rows allow.
+    rung: int
+    tiles: list[tuple[int, slice]] = field(default_factory=list)
+
+
+def plan_layer(counts: Sequence[int], panels_per_expert: int, ladder: Ladder) -> list[Dispatch]:
+    """Dispatches for `counts[e]` rows through each panel of every expert e, in the order of their last tiles.
+
+    As few padded rows as the smallest tile allows; with that, as few dispatches as there can be; with that, as few
+    tiles (readings of a panel's weights). An expert is cut largest tile first. What is left of a rung for a dispatch
+    that would not be full is cut into tiles of the rung below where that saves a dispatch.
     """
-    least, start = sizes[-1], 0
-    left = -(-rows // least) * least
-    for size in sizes:
+    rows = [size for _, size in ladder]
+    cuts = [list(_cut(count, rows)) for count in counts]
+    totals = [panels_per_expert * sum(rung == at for cut in cuts for rung, _, _ in cut) for at in range(len(ladder))]
+    split = min(
+        itertools.product((False, True), repeat=len(ladder) - 1), key=lambda choice: _cost(totals, ladder, choice)
+    )
+    tiles = [
+        (panels_per_expert * expert + panel, rung, start)
+        for expert, cut in enumerate(cuts)
+        for panel in range(panels_per_expert)
+        for rung, start, _ in cut
+    ]
+    for rung, wanted in enumerate(split):
+        if wanted:
+            tiles = _split_last(tiles, rung, ladder)
+    return _dispatches(tiles, counts, panels_per_expert, ladder)
+
+
+def _cut(count: int, rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(rung, start, stop) of tiles that cover `count` rows."""
+    start, left = 0, -(-count // rows[-1]) * rows[-1]
+    for rung, size in enumerate(rows):
         for _ in range(left // size):
-            yield slice(start, min(start + size, rows))
+            yield rung, start, min(start + size, count)
             start += size
         left %= size
 
 
-@dataclass(frozen=True)
-class Work:
-    """A tile to be run through one panel. number: its place in the order in which results are added."""
-
-    number: int
-    panel: Buffer
-    tile: Tile
-    name: int  # of the panel, as observers are told
-
-
-class Slots:
-    """A rung's ring region: x, gates and y chunks of every slot, bound for good; panels are bound per dispatch."""
-
-    def __init__(self, target: Target, rung: Rung, panel: PanelLayout) -> None:
-        self.slots, self.rows, self._graph = rung.slots, rung.rows, rung.graph
-        self.queue: list[Work] = []
-        self._parts = panel_inputs(rung, panel)
-        y_names = numbered({name.removeprefix("slot0."): info for name, info in rung.graph.outputs.items()}, "y")
-        shapes = {"x": (rung.rows, panel.hidden), "gates": (rung.rows, 1)}
-        shapes |= {name: (rung.rows, panel.hidden // len(y_names)) for name in y_names}
-        offsets, size = {}, 0
-        for name, shape in shapes.items():
-            offsets[name], size = size, align(size + 2 * math.prod(shape), _ALIGN)
-        region = target.allocate(rung.slots * size, f"tiles {rung.slots}x{rung.rows}")
-        self._views: list[dict[str, np.ndarray]] = []
-        self._bound: list[int] = [0] * rung.slots
-        for slot in range(rung.slots):
-            views = {}
-            for name, shape in shapes.items():
-                part = region.part(slot * size + offsets[name], 2 * math.prod(shape))
-                rung.graph.bind(f"slot{slot}.{name}", part)
-                views[name] = part.array(np.float16, shape)
-            self._views.append(views)
-        self._y = y_names
-
-    def run(self, normed: np.ndarray) -> list[tuple[Work, list[np.ndarray]]]:
-        """One dispatch of all that waits: (work, chunks of y float16 [rows, H / C], valid until the next one).
-
-        Slots beyond it bind the last panel with gates of 0. normed: float16 [N, H].
-        """
-        work, self.queue = self.queue, []
-        for slot, views in enumerate(self._views):
-            one = work[min(slot, len(work) - 1)]
-            self._bind(slot, one.panel)
-            views["gates"][...] = 0
-            if slot < len(work):
-                count = len(one.tile.rows)
-                np.take(normed, one.tile.rows, axis=0, out=views["x"][:count], mode="clip")
-                views["x"][count:] = 0
-                views["gates"][:count, 0] = one.tile.gates
-        self._graph.run()
-        return [
-            (one, [views[name][: len(one.tile.rows)] for name in self._y])
-            for one, views in zip(work, self._views, strict=False)
-        ]
-
-    def _bind(self, slot: int, panel: Buffer) -> None:
-        if self._bound[slot] != panel.address:
-            for name, offset, nbytes in self._parts:
-                self._graph.bind(f"slot{slot}.{name}", panel.part(offset, nbytes))
-            self._bound[slot] = panel.address
+def _cost(totals: Sequence[int], ladder: Ladder, split: Sequence[bool]) -> tuple[int, int]:
+    """Dispatches and tiles if the left-over tiles of the chosen rungs are split."""
+    counts = list(totals)
+    for rung, wanted in enumerate(split):
+        if wanted:
+            left = counts[rung] % ladder[rung][0]
+            counts[rung] -= left
+            counts[rung + 1] += left * (ladder[rung][1] // ladder[rung + 1][1])
+    return sum(-(-count // slots) for count, (slots, _) in zip(counts, ladder, strict=True)), sum(counts)
 
 
-def panel_inputs(rung: Rung, panel: PanelLayout) -> list[tuple[str, int, int]]:
-    """(input name without its slot, offset in the panel, bytes) of everything that a slot takes of a panel.
-
-    Scales are chunks of one vector each. A matrix of multipliers is bound as its two halves, `_low` and `_high`.
-    """
-    parts = {part.name: part for part in panel.parts}
-    found = []
-    for full, info in rung.graph.inputs.items():
-        name = full.removeprefix("slot0.")
-        if name == full or name in ("x", "gates"):
-            continue
-        nbytes = math.prod(int(size) for size in info.shape) * info.dtype.itemsize
-        base, _, chunk = name.rpartition(".")
-        matrix, _, half = name.rpartition("_")
-        if name in parts:
-            offset, whole = parts[name].offset, parts[name].nbytes
-        elif half in ("low", "high"):
-            part = parts[multiplier_name(matrix)]
-            offset, whole = part.offset + (part.nbytes // 2 if half == "high" else 0), part.nbytes // 2
+def _split_last(tiles: list[tuple[int, int, int]], rung: int, ladder: Ladder) -> list[tuple[int, int, int]]:
+    """The last tiles of a rung, those beyond full dispatches, as tiles of the rung below."""
+    mine = [at for at, tile in enumerate(tiles) if tile[1] == rung]
+    last = set(mine[len(mine) - len(mine) % ladder[rung][0] :])
+    size, less = ladder[rung][1], ladder[rung + 1][1]
+    pieces = []
+    for at, (panel, own, start) in enumerate(tiles):
+        if at in last:
+            pieces += [(panel, rung + 1, start + by) for by in range(0, size, less)]
         else:
-            offset, whole = parts[base].offset + int(chunk) * nbytes, nbytes
-        assert whole == nbytes, f"{name}: {whole} bytes in the panel, {nbytes} in the graph"
-        found.append((name, offset, nbytes))
-    return found
+            pieces.append((panel, own, start))
+    return pieces
 
 
-def multiplier_name(matrix: str) -> str:
-    """Part with the multipliers of a matrix's chunk: gate.1 → gate_multiplier.1."""
-    base, dot, chunk = matrix.partition(".")
-    return f"{base}_multiplier{dot}{chunk}"
+def _dispatches(
+    tiles: Sequence[tuple[int, int, int]], counts: Sequence[int], panels_per_expert: int, ladder: Ladder
+) -> list[Dispatch]:
+    found: list[tuple[int, Dispatch]] = []
+    for rung, (slots, rows) in enumerate(ladder):
+        mine = [at for at, tile in enumerate(tiles) if tile[1] == rung]
+        for first in range(0, len(mine), slots):
+            chosen = mine[first : first + slots]
+            dispatch = Dispatch(rung)
+            for panel, _, start in (tiles[at] for at in chosen):
+                stop = min(start + rows, counts[panel // panels_per_expert])
+                dispatch.tiles.append((panel, slice(start, stop)))
+            found.append((chosen[-1], dispatch))
+    return [dispatch for _, dispatch in sorted(found, key=lambda pair: pair[0])]

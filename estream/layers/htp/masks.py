@@ -32,7 +32,7 @@ class Masks:
 
     def first(self, window: int | None, block: int) -> int:
         """The first key block that any query of `block` sees."""
-        return 0 if window is None else max(0, block * self._rows - window + 1) // self._rows
+        return first_block(window, block, self._rows)
 
     def _cut(self, window: int | None) -> range:
         """Distances at which a mask may be neither everything nor nothing."""
@@ -48,3 +48,8 @@ class Masks:
         buffer = self._allocate(f"mask {label}", 2 * seen.size)
         buffer.array(np.float16, seen.shape)[...] = np.where(seen, 0, MASKED)
         return buffer
+
+
+def first_block(window: int | None, block: int, rows: int) -> int:
+    """The first key block that any query of `block` sees, in blocks of `rows`."""
+    return 0 if window is None else max(0, block * rows - window + 1) // rows

@@ -1,0 +1,50 @@
+"""Architectures of public models, for graphs that are compiled without a package."""
+
+from __future__ import annotations
+
+from estream.models import family
+from estream.models.base import Architecture, Attention, LayerPlan, Rope
+from estream.package.presets import preset_config
+
+
+def _preset(name: str) -> Architecture:
+    config = preset_config(name)
+    return family(config["model_type"]).from_config(config).architecture()
+
+
+def _layers(count: int, dense: int = 0) -> tuple[LayerPlan, ...]:
+    return tuple(LayerPlan(at, "dense" if at < dense else "moe") for at in range(count))
+
+
+def architectures() -> dict[str, Architecture]:
+    """By name. deepseek-v2-lite: its experts and sizes with plain attention (16 heads of 128) in the place of MLA."""
+    return {
+        "olmoe": _preset("olmoe-1b-7b"),
+        "qwen3-30b-a3b": Architecture(
+            family="qwen3_moe",
+            hidden=2048,
+            vocab=151936,
+            context=40960,
+            norm_eps=1e-6,
+            attention=Attention(32, 4, 128, Rope(1e6), qk_norm="head"),
+            layers=_layers(48),
+            experts=128,
+            top_k=8,
+            expert_intermediate=768,
+        ),
+        "deepseek-v2-lite": Architecture(
+            family="deepseek_v2",
+            hidden=2048,
+            vocab=102400,
+            context=163840,
+            norm_eps=1e-6,
+            attention=Attention(16, 16, 128, Rope(1e4)),
+            layers=_layers(27, dense=1),
+            experts=64,
+            top_k=6,
+            expert_intermediate=1408,
+            shared_intermediate=2816,
+            dense_intermediate=10944,
+        ),
+        "mixtral": _preset("mixtral-8x7b"),
+    }
