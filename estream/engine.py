@@ -41,7 +41,8 @@ class Engine:
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
     "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. reference: the dequantise-then-f32
     lowering. max_tokens: longest prompt; None: 4096, or the model's context where that is shorter.
-    trace: a Trace that collects spans. progress: called with (stage, done, total) in bytes while opening.
+    trace: a Trace that collects spans. progress: called with (stage, done, total): in bytes while
+    opening, and in layers, stage "prefill", in every prefill.
 
     Calls of prefill from several threads are served one after the other. Raises EStreamError subclasses only (and
     KeyboardInterrupt); after an error in prefill the engine can be used again.
@@ -88,7 +89,7 @@ class Engine:
             contexts = find_contexts(package, soc) if target.graphs == "htp" else None
             self._weights = DenseWeights(target, package, direct=direct_io, lanes=lanes or LANES, verify=verify_reads)
             self._parts = open_parts(target, package, self._weights, self.max_tokens, contexts)
-            self._loop = LayerLoop(package, self._weights, self._parts, self._check_closing)
+            self._loop = LayerLoop(package, self._weights, self._parts, self._check_closing, progress)
             state = self._parts.state
             now = process_memory().rss_plus_swap_bytes or 0
             held = held_bytes(now, state.nbytes, state.scratch_bytes, arch, self.max_tokens)

@@ -32,7 +32,7 @@ from estream.runtime.memory import HostMemory
 from estream.runtime.mock import MockProgram, MockTarget
 from estream.runtime.target import TensorInfo
 from estream.units import format_bytes, parse_size
-from qnn_graphs.htp.build import INT4_LADDER, LADDER
+from qnn_graphs.htp.build import default_ladder
 
 _HIDDEN = 32
 _MATRICES = ("gate", "up", "down")
@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace, scheme: str, tokens: int, routing: str, gr
     banks = parse_size(args.arena) // (group * panel.panel_bytes)
     random = np.random.default_rng([tokens, args.experts])
     tables = [route(random, tokens, args.experts, args.top_k, routing) for _ in range(args.layers)]
-    experts, runs = counting_experts(INT4_LADDER if scheme == "int4" else LADDER, pool, tokens)
+    experts, runs = counting_experts(default_ladder(args.experts, args.top_k, scheme), pool, tokens)
     machine = Machine(pool, group=group, banks=banks, lanes=2)
     experts.begin(tokens)
     machine.begin()

@@ -27,7 +27,7 @@ import numpy as np
 
 from estream.layers.htp.ladder import plan_layer
 from estream.package.chunks import CHUNK_ELEMENTS
-from qnn_graphs.htp.build import INT4_LADDER, LADDER
+from qnn_graphs.htp.build import default_ladder
 from qnn_graphs.htp.expert import ExpertGraph, build_expert
 from scripts.lowering.cache import ReportCache
 
@@ -106,7 +106,7 @@ def layer(
 
 def search(cache: ReportCache, shape: Shape, scheme: str, soc: str) -> dict[str, Any] | None:
     """The best candidate with its rungs, or None if none compiles."""
-    ladder, probed = INT4_LADDER if scheme == "int4" else LADDER, []
+    ladder, probed = default_ladder(shape.experts, shape.top_k, scheme), []
     for candidate in candidates(shape, scheme):
         slots, rows = ladder[-1]
         spec = replace(candidate, slots=slots, rows=rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package and the SoCs."""
     parser.add_argument("package", metavar="PACKAGE", type=Path, help="a packed model (NAME.estream)")
     parser.add_argument("--soc", metavar="SOC[,SOC]", required=True, help="phones: sm8550, sm8650, sm8750, sm8850")
+    parser.add_argument(
+        "--rows", metavar="N", type=int, help="token rows of a dense graph's call; 32 suits short prompts best"
+    )
+    parser.add_argument("--steps", metavar="N", type=int, help="blocks of keys per call of the attention graph")
+    parser.add_argument(
+        "--ladder", metavar="SxT[,SxT]", help="expert graphs: S tiles of T rows each, for instance 16x32,4x128,2x256"
+    )
     add_json(parser)
 
 
@@ -38,18 +46,52 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.runtime.soc import find_soc
     from qnn_graphs.htp.contexts import compile_contexts
 
+    chosen = sizes(args.rows, args.steps, args.ladder)
     socs = [find_soc(name.strip()) for name in dict.fromkeys(args.soc.split(","))]
     package = Package.open(args.package)
     report: dict[str, Any] = {}
     for soc in socs:
         started = time.monotonic()
-        manifest = compile_contexts(package, soc, package.path / FOLDER / soc.name, say=console.more)
+        manifest = compile_contexts(package, soc, package.path / FOLDER / soc.name, chosen=chosen, say=console.more)
         report[soc.name] = figures(manifest)
         told = f"{len(manifest.graphs)} contexts, {format_bytes(report[soc.name]['context_bytes'])}"
         console.detail(_table(report[soc.name]["graphs"]))
         console.result(f"{args.package}: {soc.name}: {told} in {format_seconds(time.monotonic() - started)}")
     console.result_json({"package": args.package, "socs": report})
     return 0
+
+
+def sizes(rows: int | None, steps: int | None, ladder: str | None) -> dict[str, Any]:
+    """Sizes of graphs that the user chose, as fields of HtpPlan. Raises UsageError for what no graph can have."""
+    from estream.errors import UsageError
+
+    chosen: dict[str, Any] = {}
+    if rows is not None:
+        if rows % 32 or not 32 <= rows <= 512:
+            raise UsageError("--rows must be a multiple of 32 up to 512", asked=rows)
+        chosen["rows"] = rows
+    if steps is not None:
+        if not 1 <= steps <= 16:
+            raise UsageError("--steps must be from 1 to 16", asked=steps)
+        chosen["steps"] = steps
+    if ladder is not None:
+        try:
+            rungs = sorted(
+                (tuple(int(number) for number in rung.split("x")) for rung in ladder.split(",")), key=lambda r: r[1]
+            )
+            slots, tiles = zip(*rungs, strict=True)
+        except (ValueError, IndexError):
+            raise UsageError(
+                "--ladder is not a list of SxT", asked=ladder, next_step="For example 16x32,4x128"
+            ) from None
+        multiples = all(large % small == 0 and large > small for small, large in pairwise(tiles))
+        if min(slots) < 1 or max(slots) > 64 or tiles[0] < 1 or tiles[0] % 32 or tiles[-1] > 512 or not multiples:
+            raise UsageError(
+                "--ladder: tiles of 32 to 512 rows, each a multiple of the one before and of 32, at most 64 of them",
+                asked=ladder,
+            )
+        chosen["ladder"] = rungs
+    return chosen
 
 
 def figures(manifest: ContextManifest) -> dict[str, Any]:

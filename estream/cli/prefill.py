@@ -65,30 +65,32 @@ def run(args: argparse.Namespace, console: Console) -> int:
         sink = None
         if args.all_logits is not None:
             sink = stack.enter_context(_npy_sink(args.all_logits, len(ids), architecture.vocab))
-        with Progress(console) as progress:
-            engine = stack.enter_context(
-                Engine(
-                    args.package,
-                    args.backend,
-                    args.memory,
-                    group=args.group,
-                    banks=args.banks,
-                    lanes=args.lanes,
-                    prefetch=args.prefetch,
-                    resident=args.resident,
-                    reference=args.reference,
-                    threads=args.threads,
-                    direct_io=not args.no_direct_io,
-                    verify_reads=args.verify_reads,
-                    max_tokens=len(ids),
-                    soc=args.soc,
-                    trace=trace,
-                    progress=progress,
-                )
+        progress = stack.enter_context(Progress(console))
+        engine = stack.enter_context(
+            Engine(
+                args.package,
+                args.backend,
+                args.memory,
+                group=args.group,
+                banks=args.banks,
+                lanes=args.lanes,
+                prefetch=args.prefetch,
+                resident=args.resident,
+                reference=args.reference,
+                threads=args.threads,
+                direct_io=not args.no_direct_io,
+                verify_reads=args.verify_reads,
+                max_tokens=len(ids),
+                soc=args.soc,
+                trace=trace,
+                progress=progress,
             )
+        )
         package.check_unchanged()  # the tokenizer was read by name
+        progress.close()
         console.detail(report.plan(package, len(ids), engine.configuration))
         result = engine.prefill(ids, logits="last" if sink is None else "all", logits_sink=sink)
+        progress.close()
         last = result.logits if sink is None else sink.row(len(ids) - 1)
         assert last is not None, "logits were asked for"
         following = report.next_tokens(last, args.top, int(ids[-1]), tokenizer)

@@ -9,11 +9,14 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from estream.cli.console import Console
-from estream.units import format_bytes, format_rate
+from estream.units import format_bytes, format_rate, format_seconds
+
+_IN_LAYERS = ("prefill",)
 
 
 class Progress:
-    """A context manager that is called as `progress(stage, done, total)`, in bytes.
+    """A context manager that is called as `progress(stage, done, total)`: in bytes, or in layers where the stage is
+    "prefill".
 
     One bar or one run of lines per stage; a stage ends when the next one starts or the context is left.
     """
@@ -62,12 +65,12 @@ class _Lines:
         if waited < 2 or (waited < 30 and done - self._spoke_done < 0.1 * total):
             return
         share = f"{100 * done / total:.0f} %" if total else "?"
-        rate = format_rate((done - self._started_done) / (now - self._started))
-        print(
-            f"estream: {stage}: {share}, {format_bytes(done)} of {format_bytes(total)}, {rate}",
-            file=self._stream,
-            flush=True,
-        )
+        rate = (done - self._started_done) / (now - self._started)
+        if stage in _IN_LAYERS:
+            amount = f"{done} of {total} layers, {format_seconds((total - done) / rate) if rate else '?'} left"
+        else:
+            amount = f"{format_bytes(done)} of {format_bytes(total)}, {format_rate(rate)}"
+        print(f"estream: {stage}: {share}, {amount}", file=self._stream, flush=True)
         self._spoke, self._spoke_done = now, done
 
     def close(self) -> None:
@@ -79,14 +82,13 @@ class _Bar:
 
     def __init__(self) -> None:
         from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            TextColumn("{task.fields[amount]}"),
             TimeRemainingColumn(),
             console=RichConsole(stderr=True),
             transient=True,
@@ -102,8 +104,14 @@ class _Bar:
         if stage != self._stage:
             if self._task is not None:
                 self._bars.remove_task(self._task)
-            self._stage, self._task = stage, self._bars.add_task(stage, total=total)
-        self._bars.update(self._task, completed=done, total=total)
+            self._stage, self._task = stage, self._bars.add_task(stage, total=total, amount="")
+        self._bars.update(self._task, completed=done, total=total, amount=self._amount(stage, done, total))
+
+    def _amount(self, stage: str, done: int, total: int) -> str:
+        if stage in _IN_LAYERS:
+            return f"{done}/{total} layers"
+        speed = self._bars.tasks[-1].speed if self._bars.tasks else None
+        return f"{format_bytes(done)} of {format_bytes(total)}" + (f", {format_rate(speed)}" if speed else "")
 
     def close(self) -> None:
         if self._open:

@@ -21,10 +21,18 @@ from estream.telemetry.stats import Stopwatch
 class LayerLoop:
     """All layers of a model over one prompt at a time; the hidden state goes in and comes out in `parts.state`.
 
-    check: called between groups; what it raises ends the prefill.
+    check: called between groups; what it raises ends the prefill. progress: called with ("prefill", done, layers).
     """
 
-    def __init__(self, package: Package, weights: DenseWeights, parts: Parts, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        package: Package,
+        weights: DenseWeights,
+        parts: Parts,
+        check: Callable[[], None],
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self._progress = progress
         self._package = package
         self._weights = weights
         self._parts = parts
@@ -46,8 +54,10 @@ class LayerLoop:
         panels = self._package.pool.panels_per_expert
         longest = max(prompt.stop - prompt.start for prompt in prompts)
         cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(longest))
-        for plan in arch.layers:
+        for done, plan in enumerate(arch.layers):
             self._check()
+            if self._progress is not None:
+                self._progress("prefill", done, len(arch.layers))
             records = self._weights.layer(plan.index)
             if observe:
                 observe(plan.index, "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})

@@ -15,8 +15,11 @@ from qnn_graphs.htp.expert import ExpertGraph, build_expert
 
 MAX_CONTEXTS = 8  # what phones hold at a time
 
-LADDER = ((16, 32), (4, 128), (2, 256))  # (slots, rows)
-INT4_LADDER = ((8, 32), (2, 128), (1, 256))  # more slots: unpacking's run list and the time to compile explode
+_SMALLEST, _LARGEST = 32, 256  # rows of a tile
+_DISPATCH_ROWS = 512
+_INT4_DISPATCH_ROWS = 256  # more: unpacking's run list and the time to compile explode
+_USUAL_PROMPT = 1000
+_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,19 @@ def default_plan(arch: Architecture, *, experts: str, dense: str) -> HtpPlan:
     width = default_panel_width(arch.hidden, arch.expert_intermediate, experts)
     groups = head_groups(arch.attention)
     whole = groups.heads == groups.kv_heads and arch.hidden <= 2048 and dense != "f16"
-    rows, steps = (256, 2) if whole else (128, 4)
-    ladder = INT4_LADDER if experts == "int4" else LADDER
-    return HtpPlan(rows, steps, width, PanelLayout(arch.hidden, width, experts).chunks, ladder)
+    rows = 256 if whole else 128
+    ladder = default_ladder(arch.experts, arch.top_k, experts)
+    return HtpPlan(rows, _STEPS, width, PanelLayout(arch.hidden, width, experts).chunks, ladder)
+
+
+def default_ladder(experts: int, top_k: int, scheme: str) -> tuple[tuple[int, int], ...]:
+    """(slots, rows) of three rungs: the smallest tile, one for an expert's fair share of a prompt of 1,000 tokens,
+    which then reads each expert's weights once, and one twice as large. Slots times rows is the same in all."""
+    share = -(-_USUAL_PROMPT * top_k // experts // _SMALLEST) * _SMALLEST
+    middle = min(max(share, 2 * _SMALLEST), _LARGEST // 2)
+    whole = _INT4_DISPATCH_ROWS if scheme == "int4" else _DISPATCH_ROWS
+    slots = max(1, whole // (2 * middle))
+    return tuple((slots * 2 * middle // rows, rows) for rows in (_SMALLEST, middle, 2 * middle))
 
 
 def build_graphs(

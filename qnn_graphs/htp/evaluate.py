@@ -43,8 +43,15 @@ def random_feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
     for value in model.graph.input:
         shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        feeds[value.name] = _draw(draw, value.name, shape).astype(dtype)
+        packed = dtype == np.uint8 and not value.name.endswith(("_low", "_high"))
+        drawn = _integers(draw, shape) if packed else _draw(draw, value.name, shape)
+        feeds[value.name] = drawn.astype(dtype)
     return feeds
+
+
+def _integers(draw: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Stored weights: bytes around 128, and as pairs of nibbles neither of which is 0, which int4 does not use."""
+    return 16 * draw.integers(1, 16, shape) + draw.integers(1, 16, shape)
 
 
 def _draw(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:

@@ -21,6 +21,7 @@ from qnn_graphs.builder import Builder
 from qnn_graphs.htp.compiler import compile_graph
 from qnn_graphs.htp.contexts import check_context
 from qnn_graphs.htp.evaluate import evaluate, random_feeds
+from qnn_graphs.htp.expert import ExpertGraph, build_expert
 from tests.support.htp_packages import compiled
 
 SOC = "graphs/htp/sm8650"
@@ -134,3 +135,14 @@ def test_numpy_evaluates_as_written() -> None:
     feeds = random_feeds(b.model())
     x64 = feeds["x"].astype(np.float64)
     np.testing.assert_allclose(evaluate(b.model(), feeds)["y"], x64 / (1 + np.exp(-x64)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["f16", "int8", "int4"])
+def test_what_contexts_are_checked_with_is_like_a_model(scheme: str) -> None:
+    """Full-size weights of both signs whose outputs stay well inside float16."""
+    model = build_expert(ExpertGraph(2048, 1024, scheme, slots=1, rows=32, chunks=2))
+    feeds = random_feeds(model)
+    assert 0.1 < np.median([np.abs(y).max() for y in evaluate(model, feeds).values()]) < 2000
+    if scheme != "f16":
+        matrix = feeds["slot0.gate.0"]
+        assert (matrix & 15).min() == 1 and matrix.min() == 17 and matrix.max() == 255

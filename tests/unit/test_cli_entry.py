@@ -30,6 +30,16 @@ def test_closed_streams(closed: str, arguments: str, status: int, tmp_path: Path
         assert done.stderr == ""
 
 
+def test_what_libraries_print_to_descriptor_1_is_not_output(capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import os, sys, estream.__main__ as entry, estream.cli.main as cli;"
+        "cli.main = lambda: os.write(1, b'noise') and print('said') or 0;"
+        "sys.exit(entry.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\n", "")
+
+
 def test_ctrl_c_while_importing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Interrupted:
         def __getattr__(self, name: str) -> object:

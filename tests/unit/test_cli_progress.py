@@ -59,6 +59,17 @@ def test_each_stage_starts_again() -> None:
     assert stream.getvalue() == "estream: dense: 100 %, 100 B of 100 B, 10 B/s\n"
 
 
+def test_layers_are_counted_as_layers() -> None:
+    stream, clock = io.StringIO(), Clock()
+    show = _Lines(stream, clock)
+    for done in range(3):
+        show.update("prefill", done, 12)
+        clock.now += 5
+    assert stream.getvalue().splitlines() == [
+        "estream: prefill: 17 %, 2 of 12 layers, 50.0 s left",
+    ]
+
+
 def test_quiet_prints_nothing() -> None:
     stream = io.StringIO()
     with Progress(Console(quiet=True), stream) as progress:
@@ -75,11 +86,11 @@ def test_the_bar_follows_stages_and_goes_away_after_an_error(monkeypatch: pytest
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     with pytest.raises(KeyError), Progress(Console()) as progress:
-        for stage in ("experts", "dense"):
+        for stage in ("experts", "prefill"):
             for done in range(3):
                 progress(stage, done, 2)
         raise KeyError
     progress.close()
     shown = terminal.getvalue()
-    assert "dense" in shown and "2/2 bytes" in shown
+    assert "prefill" in shown and "2/2 layers" in shown
     assert shown.endswith(("\x1b[2K", "\x1b[?25h"))  # line erased, or cursor shown again: nothing is left
