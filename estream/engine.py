@@ -12,23 +12,15 @@ from types import TracebackType
 import numpy as np
 
 from estream.errors import ClosedError, MemoryBudgetError, UsageError
-from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
 from estream.layers.head import LogitsSink
-from estream.layers.htp.find import find_contexts
 from estream.layers.loop import LayerLoop
 from estream.layers.observe import Observer
-from estream.layers.signs import panel_preparation
-from estream.layers.targets import open_parts
-from estream.layers.weights import DenseWeights
-from estream.package.reader import Package
-from estream.prompt import check_prompts, longest_prompt
+from estream.opening import Options, open_model
+from estream.prompt import check_prompts
 from estream.result import PrefillResult, into
-from estream.runtime import open_target
 from estream.runtime.target import Target
-from estream.solver.automatic import LANES, budget_bytes, held_bytes, resolve
-from estream.telemetry.memory import process_memory
 from estream.telemetry.stats import PrefillStats, Stopwatch
 from estream.telemetry.trace import Trace
 
@@ -73,82 +65,37 @@ class Engine:
         self._busy = False
         self._closing = threading.Event()
         self._cleanup = ExitStack()
+        options = Options(
+            backend=backend,
+            memory=memory,
+            group=group,
+            banks=banks,
+            lanes=lanes,
+            prefetch=prefetch,
+            resident=resident,
+            reference=reference,
+            threads=threads,
+            direct_io=direct_io,
+            verify_reads=verify_reads,
+            max_tokens=max_tokens,
+            soc=soc,
+            trace=trace,
+            progress=progress,
+        )
         try:
-            package = Package.open(path)
-            arch = package.architecture
-            self.package = package
-            self.max_tokens = longest_prompt(max_tokens, arch.context)
-            budget = budget_bytes(memory)
-            # Mistakes in the options are told before anything is loaded.
-            resolve(package.pool, group=group, banks=banks, lanes=lanes, prefetch=prefetch, resident=resident)
-            target = backend
-            if isinstance(target, str):
-                target = open_target(target, threads=threads, reference=reference, soc=soc)
-            self._cleanup.callback(target.close)
-            self._target = target
-            contexts = find_contexts(package, soc) if target.graphs == "htp" else None
-            self._weights = DenseWeights(target, package, direct=direct_io, lanes=lanes or LANES, verify=verify_reads)
-            self._parts = open_parts(target, package, self._weights, self.max_tokens, contexts)
-            self._loop = LayerLoop(package, self._weights, self._parts, self._check_closing, progress)
-            state = self._parts.state
-            now = process_memory().rss_plus_swap_bytes or 0
-            held = held_bytes(now, state.nbytes, state.scratch_bytes, arch, self.max_tokens)
-            self._configuration = resolve(
-                package.pool,
-                group=group,
-                banks=banks,
-                lanes=lanes,
-                prefetch=prefetch,
-                resident=resident,
-                memory=budget,
-                held=held,
-            )
-            self._embedding = package.open_embedding()
-            self._cleanup.callback(self._embedding.close)
-            self._file = PoolFile.open(package.experts_file, direct=direct_io)
-            self._cleanup.callback(self._file.close)
-            self._experts = self._open_experts(verify_reads, trace, progress)
-            self._cleanup.callback(self._experts.close)
-            # Everything is open or in memory: nothing is read by name from here on.
-            package.check_unchanged()
+            self._opened = open_model(path, options, self._cleanup)
         except MemoryError as error:
             self._cleanup.close()
             raise _out_of_memory("opening the model") from error
         except BaseException:
             self._cleanup.close()
             raise
+        opened = self._opened
+        self.package, self.max_tokens = opened.package, opened.max_tokens
+        self._experts, self._parts = opened.experts, opened.parts
+        self._loop = LayerLoop(opened.package, opened.weights, opened.parts, self._check_closing, progress)
         self._trace = trace
-        self._memory = budget
         self.load_s = time.perf_counter() - started
-
-    def _open_experts(
-        self, verify: bool, trace: Trace | None, progress: Callable[[str, int, int], None] | None
-    ) -> ExpertStream | ResidentExperts:
-        pool, chosen = self.package.pool, self._configuration
-        prepare = panel_preparation(self._target, pool.panel)
-        checksum = None
-        if verify:
-            checksum = self.package.checksum
-            _ = self.package.checksums  # read now, by name; afterwards the package may be replaced
-            self._embedding.check(next(crc for name, _, _, crc in self.package.dense_pieces() if name == "embed"))
-        if chosen.resident == "all":
-            buffer = self._target.allocate(max(pool.pool_bytes, 1), "resident experts")
-            return ResidentExperts(
-                self._file, pool, buffer, lanes=chosen.lanes, checksum=checksum, prepare=prepare, progress=progress
-            )
-        arena = self._target.allocate(max(chosen.arena_bytes, 1), "arena")
-        banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
-        return ExpertStream(
-            self._file,
-            pool,
-            banks,
-            group=chosen.group,
-            lanes=chosen.lanes,
-            mode=chosen.prefetch,
-            checksum=checksum,
-            prepare=prepare,
-            trace=trace,
-        )
 
     @property
     def experts(self) -> ExpertStream | ResidentExperts:
@@ -158,22 +105,7 @@ class Engine:
     @property
     def configuration(self) -> dict[str, object]:
         """Everything resolved, as results and reports carry it."""
-        return {
-            "backend": self._target.name,
-            "graphs": self._target.graphs,
-            "threads": getattr(self._target, "threads", None),
-            **self._configuration.to_dict(),
-            "memory": self._memory,
-            "max_tokens": self.max_tokens,
-            "tile_rows": self._parts.runner.rows,
-            "block_rows": self._parts.state.block,
-            "panel_width": self.package.pool.panel.width,
-            "experts": self.package.pool.panel.scheme,
-            "dense": self.package.manifest.dense,
-            "verify_reads": self._experts.verifies,
-            "direct_io": self._file.direct,
-            **self._parts.configuration,
-        }
+        return self._opened.description
 
     def prefill(
         self,
@@ -256,7 +188,7 @@ class Engine:
         self._parts.runner.begin(tokens)
         self._experts.begin()
         with watch("embed_s", "embedding"):
-            state.hidden[:tokens] = self._embedding.rows(ids)
+            state.hidden[:tokens] = self._opened.embedding.rows(ids)
         self._loop.run(rows, self._experts, watch, observe)
         with watch("head_s", "output head"):
             answers = [self._answer(piece, logits, hidden, sink, observe) for piece in rows]
@@ -301,8 +233,8 @@ class Engine:
 
     def _stats(self, watch: Stopwatch, ttft: float, ids: np.ndarray) -> PrefillStats:
         counters, panels = self._experts.counters, self.package.pool.panels_per_expert
-        arena = self._configuration.arena_bytes
-        resident = self._weights.nbytes + (self.package.pool.pool_bytes if arena == 0 else 0)
+        arena = self._opened.configuration.arena_bytes
+        resident = self._opened.weights.nbytes + (self.package.pool.pool_bytes if arena == 0 else 0)
         row_bytes = self.package.dense["embed"].nbytes // self.package.architecture.vocab
         return PrefillStats.measured(
             watch,
@@ -318,8 +250,8 @@ class Engine:
             rows_computed=self._parts.runner.rows_computed,
             rows_useful=self._parts.runner.rows_useful,
             bytes_copied=self._parts.state.bytes_copied,
-            direct_io=self._file.direct,
-            direct_io_reason=self._file.direct_reason,
+            direct_io=self._opened.file.direct,
+            direct_io_reason=self._opened.file.direct_reason,
             arena_bytes=arena,
             resident_weight_bytes=resident,
         )

@@ -1,0 +1,157 @@
+"""Opens the parts of an engine, in the order in which they depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from estream.flash.pool import PoolFile
+from estream.flash.resident import ResidentExperts
+from estream.flash.stream import ExpertStream
+from estream.layers.htp.find import find_contexts
+from estream.layers.signs import panel_preparation
+from estream.layers.targets import Parts, open_parts
+from estream.layers.weights import DenseWeights
+from estream.package.embedding import Embedding
+from estream.package.reader import Package
+from estream.prompt import longest_prompt
+from estream.runtime import open_target
+from estream.runtime.target import Target
+from estream.solver.automatic import LANES, Configuration, budget_bytes, held_bytes, resolve
+from estream.telemetry.memory import process_memory
+from estream.telemetry.trace import Trace
+
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an engine was asked for: see `Engine`."""
+
+    backend: str | Target = "cpu"
+    memory: int | str | None = None
+    group: int | None = None
+    banks: int | None = None
+    lanes: int | None = None
+    prefetch: str = "before-routing"
+    resident: str = "none"
+    reference: bool = False
+    threads: int | None = None
+    direct_io: bool = True
+    verify_reads: bool = False
+    max_tokens: int | None = None
+    soc: str | None = None
+    trace: Trace | None = None
+    progress: Progress | None = None
+
+    def resolve(self, package: Package, memory: int | None = None, held: int = 0) -> Configuration:
+        """As `solver.automatic.resolve`, which says what it raises."""
+        return resolve(
+            package.pool,
+            group=self.group,
+            banks=self.banks,
+            lanes=self.lanes,
+            prefetch=self.prefetch,
+            resident=self.resident,
+            memory=memory,
+            held=held,
+        )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An engine's parts, ready for a prefill. `memory`: the budget in bytes."""
+
+    package: Package
+    max_tokens: int
+    memory: int | None
+    target: Target
+    weights: DenseWeights
+    parts: Parts
+    configuration: Configuration
+    embedding: Embedding
+    file: PoolFile
+    experts: ExpertStream | ResidentExperts
+
+    @property
+    def description(self) -> dict[str, object]:
+        """Everything resolved, as results and reports carry it."""
+        return {
+            "backend": self.target.name,
+            "graphs": self.target.graphs,
+            "threads": getattr(self.target, "threads", None),
+            **self.configuration.to_dict(),
+            "memory": self.memory,
+            "max_tokens": self.max_tokens,
+            "tile_rows": self.parts.runner.rows,
+            "block_rows": self.parts.state.block,
+            "panel_width": self.package.pool.panel.width,
+            "experts": self.package.pool.panel.scheme,
+            "dense": self.package.manifest.dense,
+            "verify_reads": self.experts.verifies,
+            "direct_io": self.file.direct,
+            **self.parts.configuration,
+        }
+
+
+def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened:
+    """Opens a package and all that a prefill needs. What must be released is left with `cleanup`, also after an error.
+
+    Raises EStreamError; mistakes in the options are told before anything is loaded.
+    """
+    package = Package.open(path)
+    arch = package.architecture
+    max_tokens = longest_prompt(options.max_tokens, arch.context)
+    budget = budget_bytes(options.memory)
+    options.resolve(package)
+    target = options.backend
+    if isinstance(target, str):
+        target = open_target(target, threads=options.threads, reference=options.reference, soc=options.soc)
+    cleanup.callback(target.close)
+    contexts = find_contexts(package, options.soc) if target.graphs == "htp" else None
+    verify = options.verify_reads
+    weights = DenseWeights(target, package, direct=options.direct_io, lanes=options.lanes or LANES, verify=verify)
+    parts = open_parts(target, package, weights, max_tokens, contexts)
+    now = process_memory().rss_plus_swap_bytes or 0
+    held = held_bytes(now, parts.state.nbytes, parts.state.scratch_bytes, arch, max_tokens)
+    configuration = options.resolve(package, budget, held)
+    embedding = package.open_embedding()
+    cleanup.callback(embedding.close)
+    file = PoolFile.open(package.experts_file, direct=options.direct_io)
+    cleanup.callback(file.close)
+    if verify:
+        _ = package.checksums  # read now, by name; afterwards the package may be replaced
+        embedding.check(next(crc for name, _, _, crc in package.dense_pieces() if name == "embed"))
+    experts = _open_experts(package, target, file, configuration, options)
+    cleanup.callback(experts.close)
+    # Everything is open or in memory: nothing is read by name from here on.
+    package.check_unchanged()
+    return Opened(package, max_tokens, budget, target, weights, parts, configuration, embedding, file, experts)
+
+
+def _open_experts(
+    package: Package, target: Target, file: PoolFile, chosen: Configuration, options: Options
+) -> ExpertStream | ResidentExperts:
+    pool = package.pool
+    prepare = panel_preparation(target, pool.panel)
+    checksum = package.checksum if options.verify_reads else None
+    if chosen.resident == "all":
+        buffer = target.allocate(max(pool.pool_bytes, 1), "resident experts")
+        return ResidentExperts(
+            file, pool, buffer, lanes=chosen.lanes, checksum=checksum, prepare=prepare, progress=options.progress
+        )
+    arena = target.allocate(max(chosen.arena_bytes, 1), "arena")
+    banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
+    return ExpertStream(
+        file,
+        pool,
+        banks,
+        group=chosen.group,
+        lanes=chosen.lanes,
+        mode=chosen.prefetch,
+        checksum=checksum,
+        prepare=prepare,
+        trace=options.trace,
+    )
