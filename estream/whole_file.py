@@ -77,3 +77,14 @@ class WholeFile:
         """Nothing is left behind."""
         os.close(self.file)
         self._part.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes the whole text in UTF-8, or nothing. Raises as `WholeFile`."""
+    output = WholeFile(path)
+    try:
+        output.write(text.encode())
+    except BaseException:
+        output.discard()
+        raise
+    output.commit()

@@ -13,13 +13,26 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from estream.cli import compile, completion, doctor, inspect, pack, prefill, selftest, suggest, synth, verify
+from estream.cli import (
+    calibrate,
+    compile,
+    completion,
+    doctor,
+    inspect,
+    pack,
+    plan,
+    prefill,
+    selftest,
+    suggest,
+    synth,
+    verify,
+)
 from estream.cli.console import Console
 from estream.errors import EStreamError
 from estream.version import __version__
 
 # Command modules keep their heavy imports inside run(), so that --help and completion are quick.
-COMMANDS = (pack, synth, inspect, verify, compile, prefill, selftest, doctor, completion)
+COMMANDS = (pack, synth, inspect, verify, compile, calibrate, plan, prefill, selftest, doctor, completion)
 
 INTERRUPTED = 128 + 2  # what a shell reports for SIGINT
 BROKEN_PIPE = 128 + 13  # and for SIGPIPE

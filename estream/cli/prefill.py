@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
     output.add_argument("--all-logits", metavar="F.npy", type=file, help="write every token's logits, float32 [N, V]")
     output.add_argument("--trace", metavar="F.json", type=file, help="write Chrome trace events (open in Perfetto)")
+    output.add_argument("--plot", metavar="F.svg", type=file, help="draw the measured timeline")
     add_json(parser)
 
 
@@ -55,12 +56,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.package.reader import Package
     from estream.prompt import check_prompt
 
-    check_outputs({"--all-logits": args.all_logits, "--trace": args.trace}, args.package)
+    outputs = {"--all-logits": args.all_logits, "--trace": args.trace, "--plot": args.plot}
+    check_outputs(outputs, args.package)
     package = Package.open(args.package)
     tokenizer = prompt.tokenizer_for(args)
     architecture = package.architecture
     ids = check_prompt(prompt.prompt_ids(args, tokenizer), architecture, architecture.context)
-    trace = _trace(args.trace)
+    trace = _trace(args.trace or args.plot)
     with ExitStack() as stack:
         sink = None
         if args.all_logits is not None:
@@ -94,8 +96,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         last = result.logits if sink is None else sink.row(len(ids) - 1)
         assert last is not None, "logits were asked for"
         following = report.next_tokens(last, args.top, int(ids[-1]), tokenizer)
-    if trace is not None:
+    if trace is not None and args.trace is not None:
         trace.write(args.trace)
+    if trace is not None and args.plot is not None:
+        _plot(args.plot, trace, args.package, result)
     stats = result.stats.to_dict()
     console.result(report.answer(following))
     console.detail(report.statistics(stats))
@@ -114,6 +118,15 @@ def _trace(path: Path | None) -> Any | None:
     from estream.telemetry.trace import Trace
 
     return Trace()
+
+
+def _plot(path: Path, trace: Any, package: Path, result: Any) -> None:
+    from estream.telemetry.plot import measured_tracks, timeline_svg
+    from estream.units import format_seconds
+    from estream.whole_file import write_whole
+
+    title = f"{package.name}, {result.tokens} tokens, measured: {format_seconds(result.stats.ttft_s)}"
+    write_whole(path, timeline_svg(measured_tracks(trace), title))
 
 
 def _npy_sink(path: Path, rows: int, columns: int) -> Any:

@@ -11,12 +11,12 @@ from typing import Any, TextIO
 from estream.cli.console import Console
 from estream.units import format_bytes, format_rate, format_seconds
 
-_IN_LAYERS = ("prefill",)
+_COUNTED = {"prefill": "layers", "calibrate": "steps"}  # stages that are not in bytes
 
 
 class Progress:
-    """A context manager that is called as `progress(stage, done, total)`: in bytes, or in layers where the stage is
-    "prefill".
+    """A context manager that is called as `progress(stage, done, total)`: in bytes, or in what `_COUNTED` says of the
+    stage.
 
     One bar or one run of lines per stage; a stage ends when the next one starts or the context is left.
     """
@@ -66,8 +66,10 @@ class _Lines:
             return
         share = f"{100 * done / total:.0f} %" if total else "?"
         rate = (done - self._started_done) / (now - self._started)
-        if stage in _IN_LAYERS:
-            amount = f"{done} of {total} layers, {format_seconds((total - done) / rate) if rate else '?'} left"
+        if stage in _COUNTED:
+            amount = (
+                f"{done} of {total} {_COUNTED[stage]}, {format_seconds((total - done) / rate) if rate else '?'} left"
+            )
         else:
             amount = f"{format_bytes(done)} of {format_bytes(total)}, {format_rate(rate)}"
         print(f"estream: {stage}: {share}, {amount}", file=self._stream, flush=True)
@@ -108,8 +110,8 @@ class _Bar:
         self._bars.update(self._task, completed=done, total=total, amount=self._amount(stage, done, total))
 
     def _amount(self, stage: str, done: int, total: int) -> str:
-        if stage in _IN_LAYERS:
-            return f"{done}/{total} layers"
+        if stage in _COUNTED:
+            return f"{done}/{total} {_COUNTED[stage]}"
         speed = self._bars.tasks[-1].speed if self._bars.tasks else None
         return f"{format_bytes(done)} of {format_bytes(total)}" + (f", {format_rate(speed)}" if speed else "")
 

@@ -26,12 +26,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated prefill; `wait_s` is the bubble, `busy_s` the time with at least one read outstanding."""
+    """A simulated prefill; `wait_s` is the bubble, `busy_s` the time with at least one read outstanding. reads: (layer,
+    start, end) of every stripe."""
 
     total_s: float
     wait_s: float
     busy_s: float
     steps: tuple[Step, ...]
+    reads: tuple[tuple[int, float, float], ...] = ()
 
 
 def simulate(
@@ -46,6 +48,7 @@ def simulate(
     Raises FlashError if neither side can go on (which would be an error of the machine)."""
     now = wait_s = busy_s = 0.0
     steps: list[Step] = []
+    reads: list[tuple[int, float, float]] = []
     events: list[
         tuple[float, int, Read | None]
     ] = []  # (time, number, a read that is done or None: the compute goes on)
@@ -82,7 +85,9 @@ def simulate(
     waiting = resume()
     while True:
         while outstanding < machine.lanes and (read := machine.next_read()) is not None:
-            heapq.heappush(events, (now + read_time(read.nbytes), number, read))
+            end = now + read_time(read.nbytes)
+            reads.append((read.load.layer, now, end))
+            heapq.heappush(events, (end, number, read))
             number += 1
             outstanding += 1
         if not events:
@@ -99,4 +104,4 @@ def simulate(
     if not machine.finished:
         raise FlashError("the simulated prefill cannot go on", had=f"banks {[state.value for state in machine.banks]}")
     machine.end()
-    return Timeline(now, wait_s, busy_s, tuple(steps))
+    return Timeline(now, wait_s, busy_s, tuple(steps), tuple(reads))

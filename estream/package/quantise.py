@@ -197,6 +197,8 @@ def _integer_parts(scheme: str, matrices: dict[str, np.ndarray], names: Names) -
     gate = channel_magnitudes(matrices["gate"], 0, names[0])
     up = channel_magnitudes(matrices["up"], 0, names[1])
     down = channel_magnitudes(matrices["down"], 1, names[2])
+    if scheme == "int4":
+        down = min((down, _evened(down, matrices["down"])), key=lambda one: _int4_error(matrices["down"], one))
     mid = _mid_scale(up, down, names)
     # What the stored product makes of down's magnitudes, so that rounding it costs nothing either.
     magnitudes = {"gate": gate, "up": up, "down": mid.astype(np.float32) / up}
@@ -208,6 +210,36 @@ def _integer_parts(scheme: str, matrices: dict[str, np.ndarray], names: Names) -
         else:
             values[name], values[f"{name}_multiplier"] = to_int4(matrix, axis, magnitudes[name])
     return values
+
+
+_LEAST_PEAK = 6.0
+
+
+def _evened(magnitude: np.ndarray, down: np.ndarray) -> np.ndarray:
+    """Magnitudes [K] of the rows of down [K, N] for int4: at least _LEAST_PEAK root mean squares of each row.
+
+    The rows of a group share multipliers: where each row is scaled to its own largest entry, one with an outlier
+    has small numbers beside the others' and keeps few of 15 steps. 6 leaves 4 to 29 % less squared error than 0 in the
+    layers of the derived demonstration model; in normally distributed weights it leaves more.
+    """
+    size = np.sqrt(np.square(down, dtype=np.float64).mean(axis=1)) * (_LEAST_PEAK / (_LARGEST * STEP))
+    with np.errstate(over="ignore"):
+        least = size.astype(np.float16)
+    return np.maximum(magnitude, np.where(np.isfinite(least), least, magnitude))
+
+
+def _int4_error(weights: np.ndarray, magnitude: np.ndarray) -> float:
+    """Squared error of `to_int4` along axis 1."""
+    packed, multipliers = to_int4(weights, 1, magnitude)
+    half = len(packed)
+    error = 0.0
+    for start, nibbles in ((0, packed & 15), (half, packed >> 4)):
+        integers = nibbles.astype(np.float32) - 8
+        integers *= np.repeat(multipliers[start // INT4_GROUP :][: half // INT4_GROUP], INT4_GROUP, axis=0)
+        integers *= magnitude[start : start + half, None].astype(np.float32) * np.float32(STEP)
+        integers -= weights[start : start + half]
+        error += float(np.square(integers, out=integers).sum(dtype=np.float64))
+    return error
 
 
 def _mid_scale(up: np.ndarray, down: np.ndarray, names: Names) -> np.ndarray:

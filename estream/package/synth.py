@@ -54,6 +54,13 @@ def synthesize(
     return _synthesize(preset_config(preset, layers), source, out, experts, dense, seed, force, progress)
 
 
+def synthesize_small(out: str | os.PathLike[str]) -> PackResult:
+    """One layer of 16 experts in OLMoE's sizes with a small vocabulary, 100 MiB: enough to measure a machine with."""
+    config = preset_config("olmoe-1b-7b", 1) | {"num_experts": 16, "vocab_size": 8192}
+    source = {"kind": "synth", "preset": "small", "seed": 0}
+    return _synthesize(config, source, out, "int8", None, 0, True, None)
+
+
 def _synthesize(
     config: dict[str, Any],
     source: dict[str, Any],

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from estream.whole_file import WholeFile
+from estream.whole_file import write_whole
 
 
 class Span(NamedTuple):
@@ -59,13 +59,7 @@ class Trace:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole file or none. Raises UsageError where `path` is no regular file, OSError naming `path`."""
         text = json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ms"})
-        output = WholeFile(path)
-        try:
-            output.write(text.encode("ascii"))
-        except BaseException:
-            output.discard()
-            raise
-        output.commit()
+        write_whole(path, text)
 
 
 def _metadata(name: str, thread: int, args: dict[str, object]) -> dict[str, object]:
