@@ -37,6 +37,7 @@ class Options:
     lanes: int | None = None
     prefetch: str = "before-routing"
     resident: str = "none"
+    dense: str = "auto"
     reference: bool = False
     threads: int | None = None
     direct_io: bool = True
@@ -46,7 +47,9 @@ class Options:
     trace: Trace | None = None
     progress: Progress | None = None
 
-    def resolve(self, package: Package, memory: int | None = None, held: int = 0) -> Configuration:
+    def resolve(
+        self, package: Package, memory: int | None = None, held: int = 0, dense_bytes: tuple[int, int] = (0, 0)
+    ) -> Configuration:
         """As `solver.automatic.resolve`, which says what it raises."""
         return resolve(
             package.pool,
@@ -55,8 +58,10 @@ class Options:
             lanes=self.lanes,
             prefetch=self.prefetch,
             resident=self.resident,
+            dense=self.dense,
             memory=memory,
             held=held,
+            dense_bytes=dense_bytes,
         )
 
 
@@ -113,10 +118,14 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     contexts = find_contexts(package, options.soc) if target.graphs == "htp" else None
     verify = options.verify_reads
     weights = DenseWeights(target, package, direct=options.direct_io, lanes=options.lanes or LANES, verify=verify)
+    cleanup.callback(weights.close)
     parts = open_parts(target, package, weights, max_tokens, contexts)
     now = process_memory().rss_plus_swap_bytes or 0
     held = held_bytes(now, parts.state.nbytes, parts.state.scratch_bytes, arch, max_tokens)
-    configuration = options.resolve(package, budget, held)
+    configuration = options.resolve(package, budget, held, (weights.resident_bytes, weights.paged_bytes))
+    weights.settle(configuration.dense_weights == "paged", options.trace)
+    parts.attention.settle()
+    parts.head.settle()
     embedding = package.open_embedding()
     cleanup.callback(embedding.close)
     file = PoolFile.open(package.experts_file, direct=options.direct_io)

@@ -1,14 +1,17 @@
-"""What goes into the machine and what came out of the file, checked: routes and panels."""
+"""What goes into the machine and what came out of the file, checked: routes, panels, and what a lane's work raised."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Container
+from typing import TypeVar
 
 import numpy as np
 
 from estream.errors import FlashError
 from estream.package.layout import PoolLayout
+
+T = TypeVar("T")
 
 Checksum = Callable[[int, int], int]  # (layer, panel) -> CRC-32 of the panel's bytes in the package
 Prepare = Callable[[memoryview], None]  # makes of a panel's bytes, uint8 [panel_bytes], what the graphs take, in place
@@ -44,3 +47,16 @@ def check_routes(layout: PoolLayout, layer: int, needed: np.ndarray, known: Cont
     if layer in known:
         raise FlashError(f"the routes of layer {layer} were given twice in one prefill")
     return np.flatnonzero(needed)
+
+
+def attempt(action: Callable[[T], None], argument: T) -> FlashError | None:
+    """In a lane: what went wrong, for the compute thread. Whatever a source raises belongs there."""
+    try:
+        action(argument)
+    except FlashError as error:
+        return error
+    except BaseException as error:
+        failure = FlashError(f"a lane failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+    return None

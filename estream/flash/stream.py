@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from estream.errors import ClosedError, FlashError
-from estream.flash.checks import Checksum, Prepare, check_panel
+from estream.flash.checks import Checksum, Prepare, attempt, check_panel
 from estream.flash.machine import Machine
 from estream.flash.pool import Source
 from estream.flash.states import Answer, BankState, Counters, Load, Read, ReadyGroup
@@ -21,8 +21,6 @@ from estream.runtime.target import Buffer
 
 if TYPE_CHECKING:
     from estream.telemetry.trace import Trace
-
-T = TypeVar("T")
 
 
 class ExpertStream:
@@ -237,13 +235,13 @@ class ExpertStream:
         """One lane: takes a stripe, reads it, says so. Nothing that goes wrong may end the thread."""
         while (read := self._take()) is not None:
             start = self._clock()
-            error = _attempt(self._read, read)
+            error = attempt(self._read, read)
             if self._trace is not None:
                 name = f"layer {read.load.layer} group {read.load.index}"
                 self._trace.span(f"lane {lane}", name, start, self._clock(), {"bytes": read.nbytes})
             check = self._finish(read, error)
             if check is not None:
-                error = _attempt(self._complete, check)
+                error = attempt(self._complete, check)
                 with self._lock:
                     if error is None:
                         self._machine.check_done(check)
@@ -306,16 +304,3 @@ class ExpertStream:
         if last is not None and self._trace is not None:
             self._trace.span(f"bank {bank}", last[0], last[1], now)
         self._bank_since[bank] = None if load is None else (f"{state.value} layer {load.layer} group {load.index}", now)
-
-
-def _attempt(action: Callable[[T], None], argument: T) -> FlashError | None:
-    """What went wrong, for the compute thread: whatever a source raises belongs there."""
-    try:
-        action(argument)
-    except FlashError as error:
-        return error
-    except BaseException as error:
-        failure = FlashError(f"a lane failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
-    return None
