@@ -1,15 +1,17 @@
-"""What goes into the machine and what came out of the file, checked: routes, panels, and what a lane's work raised."""
+"""What goes into the machine and what came out of the file, checked: routes, banks, panels, errors of lanes."""
 
 from __future__ import annotations
 
+import mmap
 import zlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from estream.errors import FlashError
 from estream.package.layout import PoolLayout
+from estream.runtime.target import Buffer
 
 T = TypeVar("T")
 
@@ -33,6 +35,18 @@ def check_bytes(label: str, memory: memoryview, expected: int) -> None:
             had=f"{found:08x}",
             next_step="Run `estream verify` to see whether the file or the reading is at fault.",
         )
+
+
+def check_banks(banks: Sequence[Buffer], needs: Sequence[int]) -> list[Buffer]:
+    """The banks without what they have beyond their need. Raises FlashError: their number, one too small, unaligned."""
+    if len(banks) != len(needs):
+        raise FlashError("homes of pinned groups must be as many for each layer", asked=len(needs), had=len(banks))
+    for index, (bank, need) in enumerate(zip(banks, needs, strict=True)):
+        if bank.nbytes < need:
+            raise FlashError(f"bank {index} is too small", asked=f"{need} bytes", had=f"{bank.nbytes} bytes")
+        if bank.address % mmap.PAGESIZE:
+            raise FlashError(f"bank {index} is not page-aligned", had=hex(bank.address))
+    return [bank.part(0, need) for bank, need in zip(banks, needs, strict=True)]
 
 
 def check_routes(layout: PoolLayout, layer: int, needed: np.ndarray, known: Container[int]) -> np.ndarray:

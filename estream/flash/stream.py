@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from estream.errors import ClosedError, FlashError
-from estream.flash.checks import Checksum, Prepare, attempt, check_panel
+from estream.flash.checks import Checksum, Prepare, attempt, check_banks, check_panel
 from estream.flash.machine import Machine
 from estream.flash.pool import Source
 from estream.flash.states import Answer, BankState, Counters, Load, Read, ReadyGroup
@@ -34,7 +33,9 @@ class ExpertStream:
                 ready.release()                         # now, or after groups that came later
         stream.end()                                    # or abort(), after anything went wrong; then begin() again
 
-    banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES.
+    banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES. homes: the
+    same for pinned groups, the first ones of each layer, layer by layer: each is read once and stays; a home of a
+    layer's last, shorter group needs no more than it. `pinned_bytes`: of those that are in memory.
     checksum: (layer, panel) -> CRC-32, to verify every group that is read, or None. prepare: called once with the bytes
     of every panel that was read and verified, in a lane, before its group is Ready. clock: seconds.
     Raises UsageError for values that cannot be meant, FlashError for banks that do not fit.
@@ -49,6 +50,7 @@ class ExpertStream:
         group: int,
         lanes: int,
         mode: str = "before-routing",
+        homes: Sequence[Buffer] = (),
         checksum: Checksum | None = None,
         prepare: Prepare | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -63,22 +65,20 @@ class ExpertStream:
             lanes=lanes,
             mode=mode,
             check=checksum is not None or prepare is not None,
+            pinned=-(-len(homes) // max(1, len(layout.moe_layers))),
             on_bank=None if trace is None else self._trace_bank,
         )
-        need, panel = self._machine.bank_bytes, layout.panel.panel_bytes
-        for index, bank in enumerate(banks):
-            if bank.nbytes < need:
-                raise FlashError(f"bank {index} is too small", asked=f"{need} bytes", had=f"{bank.nbytes} bytes")
-            if bank.address % mmap.PAGESIZE:
-                raise FlashError(f"bank {index} is not page-aligned", had=hex(bank.address))
+        panel = layout.panel.panel_bytes
+        needs = [self._machine.bank_bytes] * len(banks) + self._machine.homes.sizes
+        every = check_banks([*banks, *homes], needs)
         self._source = source
         self._layout = layout
         self._checksum = checksum
         self._prepare = prepare
-        self._memory = [bank.part(0, need).memory() for bank in banks]
+        self._memory = [bank.memory() for bank in every]
         # The fixed set of addresses that the compute may ever bind.
-        self._slots = [[bank.part(at, panel) for at in range(0, need, panel)] for bank in banks]
-        self._bank_since: list[tuple[str, float] | None] = [None] * len(banks)
+        self._slots = [[bank.part(at, panel) for at in range(0, bank.nbytes, panel)] for bank in every]
+        self._bank_since: list[tuple[str, float] | None] = [None] * len(every)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # lanes: there may be something to read
         self._news = threading.Condition(self._lock)  # compute: a group is Ready, a lane failed, or all is quiet
@@ -103,6 +103,12 @@ class ExpertStream:
     def counters(self) -> Counters:
         """Of the running or the last prefill."""
         return self._machine.counters
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned groups that are in memory."""
+        with self._lock:
+            return self._machine.pinned_bytes
 
     @property
     def verifies(self) -> bool:
@@ -145,7 +151,7 @@ class ExpertStream:
                 continue
             if starved is not None:
                 starved()
-            if self._machine.banks.count(BankState.IN_USE) == self._machine.may_hold:
+            if self._machine.holding == self._machine.may_hold:
                 raise FlashError(f"layer {layer}: groups in use fill the arena", next_step="Release them.")
 
     def _release(self, load: Load, epoch: int) -> None:
