@@ -31,7 +31,8 @@ class Engine:
     path: a `NAME.estream` directory. backend: "cpu", "htp" (or a Target). soc: htp only: whose contexts are run; None:
     sm8650. memory: budget of the whole process in bytes or as
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
-    "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. dense: attention and head
+    "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. pinned: the first groups of every
+    layer's experts that stay in memory once they were read. dense: attention and head
     weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
     reference: the dequantise-then-f32 lowering. max_tokens: longest prompt; None: 4096, or the model's context where
     that is shorter.
@@ -54,6 +55,7 @@ class Engine:
         prefetch: str = "before-routing",
         resident: str = "none",
         dense: str = "auto",
+        pinned: int = 0,
         reference: bool = False,
         threads: int | None = None,
         direct_io: bool = True,
@@ -77,6 +79,7 @@ class Engine:
             prefetch=prefetch,
             resident=resident,
             dense=dense,
+            pinned=pinned,
             reference=reference,
             threads=threads,
             direct_io=direct_io,
@@ -253,7 +256,7 @@ class Engine:
     def _stats(self, watch: Stopwatch, ttft: float, ids: np.ndarray) -> PrefillStats:
         counters, panels = self._experts.counters, self.package.pool.panels_per_expert
         arena = self._opened.configuration.arena_bytes
-        resident = self._weights.nbytes + (self.package.pool.pool_bytes if arena == 0 else 0)
+        resident = self._weights.nbytes + self._experts.kept_bytes
         row_bytes = self.package.dense["embed"].nbytes // self.package.architecture.vocab
         return PrefillStats.measured(
             watch,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from estream.flash.groups import Homes
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
@@ -38,6 +39,7 @@ class Options:
     prefetch: str = "before-routing"
     resident: str = "none"
     dense: str = "auto"
+    pinned: int = 0
     reference: bool = False
     threads: int | None = None
     direct_io: bool = True
@@ -59,6 +61,7 @@ class Options:
             prefetch=self.prefetch,
             resident=self.resident,
             dense=self.dense,
+            pinned=self.pinned,
             memory=memory,
             held=held,
             dense_bytes=dense_bytes,
@@ -153,6 +156,13 @@ def _open_experts(
         )
     arena = target.allocate(max(chosen.arena_bytes, 1), "arena")
     banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
+    homes = []
+    if chosen.pinned:
+        whole = target.allocate(chosen.pinned_bytes, "pinned experts")
+        sizes, at = Homes(pool, chosen.group, chosen.pinned, chosen.banks).sizes, 0
+        for size in sizes:
+            homes.append(whole.part(at, size))
+            at += size
     return ExpertStream(
         file,
         pool,
@@ -160,6 +170,7 @@ def _open_experts(
         group=chosen.group,
         lanes=chosen.lanes,
         mode=chosen.prefetch,
+        homes=homes,
         checksum=checksum,
         prepare=prepare,
         trace=options.trace,

@@ -9,7 +9,7 @@ from typing import Any
 
 from estream.cli import prompt, report
 from estream.cli.console import Console
-from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size
+from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size, whole
 from estream.cli.progress import Progress
 from estream.solver.automatic import DENSE_MODES, PREFETCH_MODES, RESIDENT_MODES
 
@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="before-routing", help="(default before-routing)")
     paging.add_argument(
         "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
+    )
+    paging.add_argument(
+        "--pinned",
+        metavar="N",
+        type=whole,
+        default=0,
+        help="groups of each layer that stay in memory once read, for the prefills that follow (default 0)",
     )
     paging.add_argument(
         "--dense",
@@ -85,6 +92,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 prefetch=args.prefetch,
                 resident=args.resident,
                 dense=args.dense,
+                pinned=args.pinned,
                 reference=args.reference,
                 threads=args.threads,
                 direct_io=not args.no_direct_io,

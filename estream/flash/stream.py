@@ -35,7 +35,7 @@ class ExpertStream:
 
     banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES. homes: the
     same for pinned groups, the first ones of each layer, layer by layer: each is read once and stays; a home of a
-    layer's last, shorter group needs no more than it. `pinned_bytes`: of those that are in memory.
+    layer's last, shorter group needs no more than it. `kept_bytes`: of those that are in memory.
     checksum: (layer, panel) -> CRC-32, to verify every group that is read, or None. prepare: called once with the bytes
     of every panel that was read and verified, in a lane, before its group is Ready. clock: seconds.
     Raises UsageError for values that cannot be meant, FlashError for banks that do not fit.
@@ -105,7 +105,7 @@ class ExpertStream:
         return self._machine.counters
 
     @property
-    def pinned_bytes(self) -> int:
+    def kept_bytes(self) -> int:
         """Bytes of pinned groups that are in memory."""
         with self._lock:
             return self._machine.pinned_bytes

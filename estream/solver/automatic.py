@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from estream.errors import MemoryBudgetError, UsageError
 from estream.models.base import Architecture
@@ -21,7 +22,8 @@ LANES = 2
 class Configuration:
     """Everything resolved: G, B, Q, prefetch mode, resident set, where dense weights are, and the bytes they stand for.
 
-    dense_weights: "resident" or "paged"; dense_bytes: matrices and records, or the slots that they are read into."""
+    dense_weights: "resident" or "paged"; dense_bytes: matrices and records, or the slots that they are read into.
+    pinned: groups of every layer that stay once they were read; pinned_bytes: of all of them, beside the arena."""
 
     group: int
     banks: int
@@ -32,6 +34,8 @@ class Configuration:
     arena_bytes: int
     dense_weights: str
     dense_bytes: int
+    pinned: int
+    pinned_bytes: int
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -46,19 +50,24 @@ def resolve(
     prefetch: str = "before-routing",
     resident: str = "none",
     dense: str = "auto",
+    pinned: int = 0,
     memory: int | None = None,
     held: int = 0,
     dense_bytes: tuple[int, int] = (0, 0),
 ) -> Configuration:
     """Fills in what is None or "auto". `memory`: budget of the whole process in bytes; `held`: what everything but the
     arena and the dense weights of `dense_bytes` needs; `dense_bytes`: of these when resident, and when paged. "auto"
-    pages them only where they leave no room in the budget.
+    pages them only where they leave no room in the budget. `pinned`: groups of every layer, clipped to a layer's.
 
     Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
     for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
         # type(), not isinstance: True is no number of banks
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"--{name} must be a whole number of at least 1", asked=repr(value))
+    if type(pinned) is not int or pinned < 0:
+        raise UsageError("--pinned must be a whole number of at least 0", asked=repr(pinned))
+    if pinned and resident == "all":
+        raise UsageError("--pinned and --resident all exclude each other", asked=pinned, next_step="Leave one out")
     if lanes is not None and lanes > 64:
         raise UsageError("--lanes must be at most 64", asked=lanes)
     if prefetch not in PREFETCH_MODES:
@@ -71,9 +80,21 @@ def resolve(
     modes = [dense] if dense != "auto" else ["resident"] if memory is None else ["resident", "paged"]
     for mode in modes:
         available = None if memory is None else memory - held - sizes[mode]
-        fits = _fit(pool, group, banks, available, resident)
+        fits = _fit(pool, group, banks, available, resident, pinned)
         if fits is not None:
-            return Configuration(fits[0], fits[1], lanes or LANES, prefetch, resident, *fits[2:], mode, sizes[mode])
+            return Configuration(
+                group=fits.group,
+                banks=fits.banks,
+                lanes=lanes or LANES,
+                prefetch=prefetch,
+                resident=resident,
+                bank_bytes=fits.bank_bytes,
+                arena_bytes=fits.banks * fits.bank_bytes,
+                dense_weights=mode,
+                dense_bytes=sizes[mode],
+                pinned=fits.pinned,
+                pinned_bytes=fits.pinned_bytes,
+            )
     assert memory is not None, "without a budget everything fits"
     least_mode = min(sizes, key=lambda mode: sizes[mode])  # resident, where both need the same
     least = held + sizes[least_mode]
@@ -88,33 +109,46 @@ def resolve(
     # What was asked for, as far as it was: the automatic choice is one bank of one panel at the least.
     count, size = banks or 1, min(group or 1, pool.panels_per_layer) * pool.panel.panel_bytes
     room = memory - held - sizes[modes[-1]]
+    beside = f" beside {pinned} pinned group(s) of every layer" if pinned else ""
     raise MemoryBudgetError(
-        f"the memory budget leaves no room for {count} bank(s) of {size} bytes",
+        f"the memory budget leaves no room for {count} bank(s) of {size} bytes{beside}",
         asked=f"{memory} bytes",
         had=f"{max(room, 0)} after weights, activations and run time ({memory - room})",
         next_step=f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
-        f" with --group 1 --banks 1{paged}",
+        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}",
     )
 
 
+class _Fit(NamedTuple):
+    group: int
+    banks: int
+    bank_bytes: int
+    pinned: int
+    pinned_bytes: int
+
+
 def _fit(
-    pool: PoolLayout, group: int | None, banks: int | None, available: int | None, resident: str
-) -> tuple[int, int, int, int] | None:
-    """(group, banks, bank bytes, arena bytes) within `available` bytes, or None where nothing does."""
+    pool: PoolLayout, group: int | None, banks: int | None, available: int | None, resident: str, pinned: int
+) -> _Fit | None:
+    """What is used of `available` bytes, or None where nothing fits."""
     if resident == "all":
-        return (1, 0, 0, 0) if available is None or available >= pool.pool_bytes else None
-    panel = pool.panel.panel_bytes
+        return _Fit(1, 0, 0, 0, 0) if available is None or available >= pool.pool_bytes else None
+    panel, layers = pool.panel.panel_bytes, len(pool.moe_layers)
     arena = ARENA_BYTES if available is None else min(ARENA_BYTES, available)
-    # Two groups in flight are the least that can overlap; one is the least that can work.
-    share = 2 if available is None else max(2, banks or 0)
-    wanted = max(1, min(GROUP_BYTES, arena // share) // panel)
-    group = min(group or wanted, pool.panels_per_layer)
-    bank = group * panel
-    groups = -(-pool.panels_per_layer // group) * len(pool.moe_layers)
-    banks = min(banks or max(1, arena // bank), max(groups, 1))
-    if available is not None and banks * bank > available:
+    # Two groups in flight are the least that can overlap; one is the least that can work. Pinned ones grow with G, too.
+    wanted = min(GROUP_BYTES, arena // 2)
+    if available is not None:
+        wanted = min(wanted, available // (max(2, banks or 0) + pinned * layers))
+    group = min(group or max(1, wanted // panel), pool.panels_per_layer)
+    bank, per_layer = group * panel, -(-pool.panels_per_layer // group)
+    pinned = min(pinned, per_layer)
+    pinned_bytes = layers * panel * min(pinned * group, pool.panels_per_layer)
+    if available is not None:
+        arena = min(ARENA_BYTES, available - pinned_bytes)
+    banks = min(banks or max(1, arena // bank), max((per_layer - pinned) * layers, 1))
+    if available is not None and banks * bank + pinned_bytes > available:
         return None
-    return group, banks, bank, banks * bank
+    return _Fit(group, banks, bank, pinned, pinned_bytes)
 
 
 def budget_bytes(memory: int | str | None) -> int | None:

@@ -72,6 +72,20 @@ def test_all_experts_beside_paged_dense_weights() -> None:
         resolve(OLMOE, memory=need + 2, held=0, resident="all", dense_bytes=(10, 3))
 
 
+def test_pinned_groups_count_against_the_budget() -> None:
+    chosen = resolve(OLMOE, pinned=2)
+    assert (chosen.group, chosen.pinned, chosen.pinned_bytes) == (2, 2, 16 * 4 * PANEL)
+    assert chosen.arena_bytes == 21 * 2 * PANEL  # without a budget they come on top
+    chosen = resolve(OLMOE, group=3, pinned=99)
+    assert (chosen.pinned, chosen.pinned_bytes, chosen.banks) == (22, OLMOE.pool_bytes, 1)
+    for room in (16 * PANEL + PANEL, 20 * PANEL, 40 * PANEL, 200 * PANEL):
+        chosen = resolve(OLMOE, pinned=1, memory=500 + room, held=500)
+        assert chosen.pinned_bytes == 16 * chosen.group * PANEL
+        assert chosen.pinned_bytes + chosen.arena_bytes <= room
+    with pytest.raises(MemoryBudgetError, match=rf"--memory {500 + PANEL} with --group 1 --banks 1 --pinned 0"):
+        resolve(OLMOE, pinned=1, memory=500 + 17 * PANEL - 1, held=500)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -82,6 +96,8 @@ def test_all_experts_beside_paged_dense_weights() -> None:
         {"prefetch": "never"},
         {"resident": "some"},
         {"dense": "some"},
+        {"pinned": -1},
+        {"pinned": True},
     ],
 )
 def test_values_that_cannot_be_meant(options: dict[str, object]) -> None:
