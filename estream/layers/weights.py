@@ -53,8 +53,7 @@ class DenseWeights:
             if owner != "embed":
                 self._small.setdefault(owner, {})
                 (self._large.setdefault(owner, []) if _is_large(tensor) else small).append(tensor)
-        self.resident_bytes = sum(_span(tensors) for tensors in self._large.values())
-        self.paged_bytes = SLOTS * max(map(_span, self._large.values()))
+        _, self.resident_bytes, self.paged_bytes = dense_bytes(package)
         self._file = PoolFile.open(package.dense_file, direct=direct)
         try:
             self._load_small(small)
@@ -185,6 +184,19 @@ class DenseWeights:
                     self._prepare_panel(memory[at : at + size])
         elif tensor.dtype == WEIGHT_DTYPE["int8"] and self._signed:
             flip_signs(memory)
+
+
+def dense_bytes(package: Package) -> tuple[int, int, int]:
+    """Bytes of target memory of what always stays, and of matrices and records when resident and when paged."""
+    vectors, owners = 0, dict[str, list[DenseTensor]]()
+    for tensor in package.dense.values():
+        owner, _ = _split(tensor.name)
+        if owner != "embed" and _is_large(tensor):
+            owners.setdefault(owner, []).append(tensor)
+        elif owner != "embed":
+            vectors += align(tensor.nbytes)
+    spans = [_span(tensors) for tensors in owners.values()]
+    return vectors, sum(spans), SLOTS * max(spans)
 
 
 def _is_large(tensor: DenseTensor) -> bool:

@@ -32,10 +32,10 @@ class Configuration:
     resident: str
     bank_bytes: int
     arena_bytes: int
-    dense_weights: str
-    dense_bytes: int
-    pinned: int
-    pinned_bytes: int
+    dense_weights: str = "resident"
+    dense_bytes: int = 0
+    pinned: int = 0
+    pinned_bytes: int = 0
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
