@@ -14,6 +14,7 @@ from estream.errors import EStreamError, FlashError, MemoryBudgetError, TargetEr
 from estream.package.reader import Package
 from estream.runtime import open_target
 from estream.runtime.mock import Faults, MockTarget
+from estream.telemetry.memory import ProcessMemory
 from tests.support.faults import IDS, Reads, last, logits_of, make_package, mock, nothing_left
 from tests.support.packages import packed
 from tests.support.tiny_checkpoints import prompt
@@ -95,22 +96,29 @@ def test_bound_addresses_do_not_grow_with_layers_or_prefills(tmp_path: Path) -> 
     assert sizes == 0 and bound[2] - bound[0] == 4 * vectors
 
 
-def test_the_budget_decides(tmp_path: Path) -> None:
-    package, _ = packed(tmp_path, "mixtral", num_hidden_layers=6, hidden_size=128, vocab_size=2048, head_dim=256)
-    ids = prompt(20)
-    with Engine(package, threads=1, max_tokens=20) as engine:
+def test_the_budget_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, ids = packed(tmp_path, "mixtral", num_hidden_layers=6)[0], prompt(20)
+    # What the process holds beside all that: fixed, so that budgets can be exact.
+    monkeypatch.setattr("estream.opening.process_memory", lambda: ProcessMemory(100 << 20, 100 << 20))
+
+    def opened(**options: Any) -> Engine:
+        return Engine(package, threads=1, max_tokens=20, **options)
+
+    with opened() as engine:
         assert engine.configuration["dense_weights"] == "resident"
-        expected = engine.prefill(ids).logits
-        assert int(str(engine.configuration["dense_bytes"])) > 6 << 20
-    with Engine(package, threads=1, max_tokens=20, memory="8GiB") as engine:
-        assert engine.configuration["dense_weights"] == "resident"
+        expected, resident = engine.prefill(ids).logits, int(str(engine.configuration["dense_bytes"]))
     with pytest.raises(MemoryBudgetError, match=r"--memory (\d+) with --group 1 --banks 1 --dense paged") as refused:
-        Engine(package, threads=1, max_tokens=20, memory="1MiB", dense="resident")
+        opened(memory="1MiB", dense="resident")
     least = int(str(refused.value).partition("--memory ")[2].split()[0])
-    # Between the paged and the resident minimum, which are at least 3 MiB apart: the process itself grows a little.
-    with Engine(package, threads=1, max_tokens=20, memory=least + (3 << 20)) as engine:
-        assert engine.configuration["dense_weights"] == "paged"
+    with opened(memory=least) as engine:
+        assert engine.configuration["dense_weights"] == "paged" and engine.configuration["banks"] == 1
         assert np.array_equal(engine.prefill(ids).logits, expected)
+        enough = least + resident - int(str(engine.configuration["dense_bytes"]))
+    with pytest.raises(MemoryBudgetError, match=f"--memory {least} with"):
+        opened(memory=least - 1)
+    for memory, mode in ((enough - 1, "paged"), (enough, "resident"), ("8GiB", "resident")):
+        with opened(memory=memory) as engine:
+            assert engine.configuration["dense_weights"] == mode
 
 
 def test_each_run_fails_in_turn(tmp_path: Path) -> None:
