@@ -31,8 +31,11 @@ class Engine:
     path: a `NAME.estream` directory. backend: "cpu", "htp" (or a Target). soc: htp only: whose contexts are run; None:
     sm8650. memory: budget of the whole process in bytes or as
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
-    "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. reference: the dequantise-then-f32
-    lowering. max_tokens: longest prompt; None: 4096, or the model's context where that is shorter.
+    "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. pinned: the first groups of every
+    layer's experts that stay in memory once they were read. dense: attention and head
+    weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
+    reference: the dequantise-then-f32 lowering. max_tokens: longest prompt; None: 4096, or the model's context where
+    that is shorter.
     trace: a Trace that collects spans. progress: called with (stage, done, total): in bytes while
     opening, and in layers, stage "prefill", in every prefill.
 
@@ -51,6 +54,8 @@ class Engine:
         lanes: int | None = None,
         prefetch: str = "before-routing",
         resident: str = "none",
+        dense: str = "auto",
+        pinned: int = 0,
         reference: bool = False,
         threads: int | None = None,
         direct_io: bool = True,
@@ -73,6 +78,8 @@ class Engine:
             lanes=lanes,
             prefetch=prefetch,
             resident=resident,
+            dense=dense,
+            pinned=pinned,
             reference=reference,
             threads=threads,
             direct_io=direct_io,
@@ -92,7 +99,7 @@ class Engine:
             raise
         opened = self._opened
         self.package, self.max_tokens = opened.package, opened.max_tokens
-        self._experts, self._parts = opened.experts, opened.parts
+        self._weights, self._experts, self._parts = opened.weights, opened.experts, opened.parts
         self._loop = LayerLoop(opened.package, opened.weights, opened.parts, self._check_closing, progress)
         self._trace = trace
         self.load_s = time.perf_counter() - started
@@ -161,10 +168,10 @@ class Engine:
             try:
                 return self._prefill(ids, logits, hidden, sink, observe, started)
             except MemoryError as error:
-                self._experts.abort()
+                self._abort()
                 raise _out_of_memory(f"a prefill of {sum(map(len, ids))} tokens") from error
             except BaseException:
-                self._experts.abort()
+                self._abort()
                 raise
             finally:
                 self._busy = False
@@ -186,14 +193,16 @@ class Engine:
         watch = Stopwatch(self._trace)
         state.bytes_copied = 0
         self._parts.runner.begin(tokens)
+        self._weights.begin(head=logits is not None)
         self._experts.begin()
         with watch("embed_s", "embedding"):
             state.hidden[:tokens] = self._opened.embedding.rows(ids)
         self._loop.run(rows, self._experts, watch, observe)
         with watch("head_s", "output head"):
-            answers = [self._answer(piece, logits, hidden, sink, observe) for piece in rows]
+            answers = self._answers(rows, logits, hidden, sink, observe)
         # After the head, which hides the last reads of groups that turned out not to be needed.
         self._experts.end()
+        self._weights.end()
         ttft = time.perf_counter() - started
         stats, configuration = self._stats(watch, ttft, ids), self.configuration
         return [
@@ -207,25 +216,38 @@ class Engine:
             for piece, answer in zip(rows, answers, strict=True)
         ]
 
-    def _answer(
-        self, rows: slice, logits: str | None, hidden: bool, sink: LogitsSink | None, observe: Observer | None
-    ) -> np.ndarray | None:
-        """Final norm of a prompt's rows, and its logits float32 [R, V] unless a sink takes them."""
+    def _answers(
+        self,
+        prompts: list[slice],
+        logits: str | None,
+        hidden: bool,
+        sink: LogitsSink | None,
+        observe: Observer | None,
+    ) -> list[np.ndarray | None]:
+        """Final norm of the prompts' rows, and the logits of each, float32 [R, V], unless a sink takes them."""
         arch, head = self.package.architecture, self._parts.head
-        answer: np.ndarray | None = None
-        first = rows.start if logits == "all" or hidden else rows.stop - 1
-        if logits or hidden:
+        answers: list[np.ndarray | None] = [None] * len(prompts)
+        for rows in prompts if logits or hidden else ():
+            first = rows.start if logits == "all" or hidden else rows.stop - 1
             head.normalise(first, rows.stop)
             if observe:
                 arrays = {"normed": self._parts.state.normed[first : rows.stop]}
                 observe(len(arch.layers), "final_norm", slice(first, rows.stop), arrays)
         if logits:
-            start = rows.start if logits == "all" else rows.stop - 1
+            wanted = [slice(rows.start if logits == "all" else rows.stop - 1, rows.stop) for rows in prompts]
             if sink is None:
-                answer = np.empty((rows.stop - start, arch.vocab), np.float32)
-                sink = into(answer)
-            head.run(start, rows.stop, sink)
-        return answer
+                made = [np.empty((rows.stop - rows.start, arch.vocab), np.float32) for rows in wanted]
+                answers = [*made]
+                head.run([(rows, into(answer)) for rows, answer in zip(wanted, made, strict=True)])
+            else:
+                head.run([(rows, sink) for rows in wanted])
+        return answers
+
+    def _abort(self) -> None:
+        try:
+            self._experts.abort()
+        finally:  # an interrupt here must not leave the lane of dense weights at work
+            self._weights.abort()
 
     def _check_closing(self) -> None:
         if self._closing.is_set():
@@ -234,15 +256,15 @@ class Engine:
     def _stats(self, watch: Stopwatch, ttft: float, ids: np.ndarray) -> PrefillStats:
         counters, panels = self._experts.counters, self.package.pool.panels_per_expert
         arena = self._opened.configuration.arena_bytes
-        resident = self._opened.weights.nbytes + (self.package.pool.pool_bytes if arena == 0 else 0)
+        resident = self._weights.nbytes + self._experts.kept_bytes
         row_bytes = self.package.dense["embed"].nbytes // self.package.architecture.vocab
         return PrefillStats.measured(
             watch,
             ttft_s=ttft,
             load_s=self.load_s,
-            flash_wait_s=counters.wait_s,
+            flash_wait_s=counters.wait_s + self._weights.wait_s,
             bytes_read=counters.bytes_read,
-            dense_bytes_read=len(np.unique(ids)) * row_bytes,
+            dense_bytes_read=len(np.unique(ids)) * row_bytes + self._weights.bytes_read,
             records_read=-(-counters.panels_read // panels),
             records_needed=-(-counters.panels_needed // panels),
             groups_skipped=counters.groups_skipped,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from estream.flash.groups import Homes
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
@@ -37,6 +38,8 @@ class Options:
     lanes: int | None = None
     prefetch: str = "before-routing"
     resident: str = "none"
+    dense: str = "auto"
+    pinned: int = 0
     reference: bool = False
     threads: int | None = None
     direct_io: bool = True
@@ -46,7 +49,9 @@ class Options:
     trace: Trace | None = None
     progress: Progress | None = None
 
-    def resolve(self, package: Package, memory: int | None = None, held: int = 0) -> Configuration:
+    def resolve(
+        self, package: Package, memory: int | None = None, held: int = 0, dense_bytes: tuple[int, int] = (0, 0)
+    ) -> Configuration:
         """As `solver.automatic.resolve`, which says what it raises."""
         return resolve(
             package.pool,
@@ -55,8 +60,11 @@ class Options:
             lanes=self.lanes,
             prefetch=self.prefetch,
             resident=self.resident,
+            dense=self.dense,
+            pinned=self.pinned,
             memory=memory,
             held=held,
+            dense_bytes=dense_bytes,
         )
 
 
@@ -113,10 +121,14 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     contexts = find_contexts(package, options.soc) if target.graphs == "htp" else None
     verify = options.verify_reads
     weights = DenseWeights(target, package, direct=options.direct_io, lanes=options.lanes or LANES, verify=verify)
+    cleanup.callback(weights.close)
     parts = open_parts(target, package, weights, max_tokens, contexts)
     now = process_memory().rss_plus_swap_bytes or 0
     held = held_bytes(now, parts.state.nbytes, parts.state.scratch_bytes, arch, max_tokens)
-    configuration = options.resolve(package, budget, held)
+    configuration = options.resolve(package, budget, held, (weights.resident_bytes, weights.paged_bytes))
+    weights.settle(configuration.dense_weights == "paged", options.trace)
+    parts.attention.settle()
+    parts.head.settle()
     embedding = package.open_embedding()
     cleanup.callback(embedding.close)
     file = PoolFile.open(package.experts_file, direct=options.direct_io)
@@ -144,6 +156,13 @@ def _open_experts(
         )
     arena = target.allocate(max(chosen.arena_bytes, 1), "arena")
     banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
+    homes = []
+    if chosen.pinned:
+        whole = target.allocate(chosen.pinned_bytes, "pinned experts")
+        sizes, at = Homes(pool, chosen.group, chosen.pinned, chosen.banks).sizes, 0
+        for size in sizes:
+            homes.append(whole.part(at, size))
+            at += size
     return ExpertStream(
         file,
         pool,
@@ -151,6 +170,7 @@ def _open_experts(
         group=chosen.group,
         lanes=chosen.lanes,
         mode=chosen.prefetch,
+        homes=homes,
         checksum=checksum,
         prepare=prepare,
         trace=options.trace,

@@ -90,7 +90,7 @@ class ShapeTimer:
     def _head_s(self) -> float:
         head = self._opened.parts.head
         head.normalise(self._longest - 1, self._longest)
-        seconds = timed(lambda: head.run(self._longest - 1, self._longest, lambda *_: None), SECONDS)
+        seconds = timed(lambda: head.run([(slice(self._longest - 1, self._longest), lambda *_: None)]), SECONDS)
         self._step()
         return seconds / self._opened.package.head_slices
 

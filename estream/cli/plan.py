@@ -89,7 +89,8 @@ def _report(plan: Plan, scaled: bool) -> str:
         f"time      {format_seconds(prediction.ttft_s)} predicted: flash alone {format_seconds(prediction.flash_s)}, "
         f"compute alone {format_seconds(prediction.compute_s)}; bubble {100 * prediction.bubble_rate:.1f} %",
         f"memory    {format_bytes(plan.peak_bytes)} at the peak"
-        + (f" of {format_bytes(plan.memory)}" if plan.memory is not None else ""),
+        + (f" of {format_bytes(plan.memory)}" if plan.memory is not None else "")
+        + (", dense weights paged" if chosen.dense_weights == "paged" else ""),
         f"bound by  {plan.bound}. {plan.advice[0].upper()}{plan.advice[1:]}",
     ]
     if scaled:

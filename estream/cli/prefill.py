@@ -9,9 +9,9 @@ from typing import Any
 
 from estream.cli import prompt, report
 from estream.cli.console import Console
-from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size
+from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size, whole
 from estream.cli.progress import Progress
-from estream.solver.automatic import PREFETCH_MODES, RESIDENT_MODES
+from estream.solver.automatic import DENSE_MODES, PREFETCH_MODES, RESIDENT_MODES
 
 NAME = "prefill"
 HELP = "run a prompt through a packed model"
@@ -39,6 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="before-routing", help="(default before-routing)")
     paging.add_argument(
         "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
+    )
+    paging.add_argument(
+        "--pinned",
+        metavar="N",
+        type=whole,
+        default=0,
+        help="groups of each layer that stay in memory once read, for the prefills that follow (default 0)",
+    )
+    paging.add_argument(
+        "--dense",
+        choices=DENSE_MODES,
+        default="auto",
+        help="attention and head weights in memory, or read layer by layer (default auto: as the budget allows)",
     )
     paging.add_argument("--no-direct-io", action="store_true", help="read through the page cache")
     paging.add_argument("--verify-reads", action="store_true", help="check all weights read against their checksums")
@@ -78,6 +91,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 lanes=args.lanes,
                 prefetch=args.prefetch,
                 resident=args.resident,
+                dense=args.dense,
+                pinned=args.pinned,
                 reference=args.reference,
                 threads=args.threads,
                 direct_io=not args.no_direct_io,

@@ -27,7 +27,12 @@ def plan(package: Package, tokens: int, configuration: Mapping[str, Any]) -> str
     )
     rows = [("model", model), ("prompt", format_tokens(tokens)), ("target", target)]
     dense = sum(tensor.nbytes for tensor in package.dense.values() if tensor.name != "embed")
-    rows.append(("resident", f"{format_bytes(dense)} of dense weights"))
+    if configuration["dense_weights"] == "paged":
+        rows.append(
+            ("dense", f"{format_bytes(configuration['dense_bytes'])} for {format_bytes(dense)}: layer by layer")
+        )
+    else:
+        rows.append(("resident", f"{format_bytes(dense)} of dense weights"))
     if configuration["resident"] == "all":
         rows.append(("", f"{format_bytes(pool.pool_bytes)} of experts: all of them"))
     else:
@@ -35,6 +40,9 @@ def plan(package: Package, tokens: int, configuration: Mapping[str, Any]) -> str
         rows.append(
             ("arena", f"{format_bytes(configuration['arena_bytes'])} for {format_bytes(pool.pool_bytes)} of experts")
         )
+        if configuration["pinned"]:
+            kept = f"first {configuration['pinned']} group(s) of each layer, once they were read"
+            rows.append(("pinned", f"{format_bytes(configuration['pinned_bytes'])}: the {kept}"))
         rows.append(("paging", f"G={group} B={banks} Q={lanes}, prefetch {configuration['prefetch']}"))
     if configuration["memory"] is not None:
         rows.append(("budget", format_bytes(configuration["memory"])))

@@ -13,6 +13,11 @@ Filling or Ready holds a group that the compute was not given yet. If the comput
 not started, some bank is not InUse; it holds no group before the wanted one and, as groups are started in order, none
 after it: it is Available or about to be (an unneeded group being finished). If the compute is told that it is STARVED,
 it holds at least one group, whose dispatches wait for nothing but the compute itself.
+
+Pinned groups, the first ones of every layer, have a home bank each. A home is filled once, with all panels of its
+group, and is Ready from then on, also in later prefills: it goes InUse and Ready again. No such group takes a bank of
+the others or counts among those that the compute holds, and starting one never waits for a bank. So the above stays
+true of the others, and a pinned one that the compute WAITs for is started as soon as its turn comes.
 """
 
 from __future__ import annotations
@@ -24,25 +29,16 @@ import numpy as np
 
 from estream.errors import FlashError, UsageError
 from estream.flash.checks import check_routes
+from estream.flash.groups import Homes, cut
 from estream.flash.states import Answer, BankState, Counters, Load, Read
-from estream.package.layout import ALIGNMENT, PoolLayout, align
+from estream.package.layout import PoolLayout
 
 MODES = ("before-routing", "after-routing", "on-demand")
 
 
-def _runs(panels: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Ascending panels as (first, count) of consecutive ones."""
-    runs: list[tuple[int, int]] = []
-    for panel in panels:
-        if runs and sum(runs[-1]) == panel:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((panel, 1))
-    return runs
-
-
 class Machine:
-    """`group` panels per bank (clipped to a layer), `banks`, at most `lanes` stripes per contiguous group.
+    """`group` panels per bank (clipped to a layer), `banks`, at most `lanes` stripes per contiguous group; the first
+    `pinned` groups of every layer (clipped likewise) have banks of their own: `homes`.
 
     `check`: a group whose reads are done stays Filling until `check_done`, so that the caller can verify its bytes.
     `on_bank(bank, state, load)` is called at every change of a bank's state (load None when Available).
@@ -58,11 +54,14 @@ class Machine:
         lanes: int,
         mode: str = "before-routing",
         check: bool = False,
+        pinned: int = 0,
         on_bank: Callable[[int, BankState, Load | None], None] | None = None,
     ) -> None:
         for word, value in (("group", group), ("banks", banks), ("lanes", lanes)):
             if value < 1:
                 raise UsageError(f"{word} must be at least 1", asked=value)
+        if pinned < 0:
+            raise UsageError("pinned must be at least 0", asked=pinned)
         if mode not in MODES:
             raise UsageError("unknown prefetch mode", asked=mode, next_step=f"Choose one of {', '.join(MODES)}.")
         self.layout = layout
@@ -71,7 +70,9 @@ class Machine:
         self.bank_bytes = self.group * layout.panel.panel_bytes
         self.lanes = lanes
         self.mode = mode
-        self.may_hold = max(1, banks - 1)  # groups InUse at once
+        self.homes = Homes(layout, self.group, min(pinned, self.groups_per_layer), banks)
+        self.may_hold = max(1, banks - 1)  # paged groups InUse at once
+        banks += len(self.homes.sizes)
         self.banks = [BankState.AVAILABLE] * banks
         self.counters = Counters()
         self.running = False  # between begin and end or abort
@@ -85,6 +86,7 @@ class Machine:
     def _reset(self) -> None:
         self._needed: dict[int, list[tuple[int, ...]]] = {}  # layer -> needed panels of each group
         self._loads: deque[Load] = deque()  # Filling and Ready, without dropped ones, in pool order
+        self._fresh: set[int] = set()  # pinned groups that were started in this prefill
         self._striping: Load | None = None  # the load that still has stripes to hand out
         self._next = 0  # groups count position * groups_per_layer + index: next one to start reading,
         self._compute = 0  # next one to hand out,
@@ -96,6 +98,18 @@ class Machine:
         return self._outstanding == 0
 
     @property
+    def holding(self) -> int:
+        """Paged groups that the compute holds."""
+        return self.banks[: self.homes.paging].count(BankState.IN_USE)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the pinned groups that are in memory."""
+        full = (BankState.READY, BankState.IN_USE)
+        states = self.banks[self.homes.paging :]
+        return sum(size for size, state in zip(self.homes.sizes, states, strict=True) if state in full)
+
+    @property
     def finished(self) -> bool:
         """All groups of all layers were handed out."""
         return self._compute == self._total
@@ -105,6 +119,9 @@ class Machine:
         if self.running or not self.quiet:
             raise FlashError("a prefill is already running on this stream", next_step="End or abort it first.")
         self._reset()
+        for load in self._held[self.homes.paging :]:
+            if load is not None:
+                load.needed = None
         self.counters = Counters()
         self.running = True
 
@@ -112,8 +129,8 @@ class Machine:
         """Which panels of `layer` have tokens: bool [panels_per_layer]. Once per layer, before its groups are acquired.
 
         Groups of the layer without needed panels: not started ones are never read, Ready ones give their bank back
-        now, Filling ones when the stripes that were started are done. Raises FlashError for a second call, a wrong
-        shape, or a layer without experts.
+        now, Filling ones when the stripes that were started are done; pinned ones go on. Raises FlashError for a
+        second call, a wrong shape, or a layer without experts.
         """
         self._must_run()
         panels = check_routes(self.layout, layer, needed, self._needed)
@@ -123,9 +140,15 @@ class Machine:
             for first in range(0, self.groups_per_layer * self.group, self.group)
         ]
         self._needed[layer] = groups
-        started = max(0, self._next - position * self.groups_per_layer)
         self.counters.panels_needed += len(panels)
-        self.counters.groups_skipped += sum(not group for group in groups[started:])
+        for number, group in enumerate(groups, position * self.groups_per_layer):
+            home = self.homes.bank(number)
+            if home is not None and (load := self._held[home]) is not None:
+                load.needed = group
+            if not group:
+                started = number in self._fresh if home is not None else number < self._next
+                self.counters.groups_dropped += started
+                self.counters.groups_skipped += not started
         for load in [load for load in self._loads if load.layer == layer]:
             load.needed = groups[load.index]
             if not load.needed:
@@ -133,7 +156,6 @@ class Machine:
 
     def _drop(self, load: Load) -> None:
         self._loads.remove(load)
-        self.counters.groups_dropped += 1
         load.dropped = True
         load.pending.clear()
         if self._striping is load:
@@ -161,39 +183,32 @@ class Machine:
             position, index = divmod(self._next, self.groups_per_layer)
             layer = self.layout.moe_layers[position]
             groups = self._needed.get(layer)
-            if groups is not None and not groups[index]:
-                self._next += 1  # skipped; counted in routes()
+            home = self.homes.bank(self._next)
+            if (groups is not None and not groups[index]) or (home is not None and self._held[home] is not None):
+                self._next += 1  # skipped, which routes() counts, or in memory
                 continue
             if groups is None and self.mode != "before-routing":
                 return None
             if self.mode == "on-demand" and self._next != self._demanded:
                 return None
-            if BankState.AVAILABLE not in self.banks:
+            if home is None and BankState.AVAILABLE not in self.banks[: self.homes.paging]:
                 return None
-            bank = self.banks.index(BankState.AVAILABLE)
+            bank = self.banks.index(BankState.AVAILABLE) if home is None else home
             first = index * self.group
             last = min(first + self.group, self.layout.panels_per_layer)
             needed = None if groups is None else groups[index]
-            read = tuple(range(first, last)) if needed is None else needed
+            read = tuple(range(first, last)) if needed is None or home is not None else needed
             load = Load(layer, index, first, bank, read, needed)
-            self._cut(load)
+            cut(self.layout, load, self.lanes)
             self.counters.panels_read += len(read)
-            self._loads.append(load)
+            if home is None:
+                self._loads.append(load)
+            else:
+                self._fresh.add(self._next)
             self._next += 1
             self._set(bank, BankState.FILLING, load)
             return load
         return None
-
-    def _cut(self, load: Load) -> None:
-        """Stripes of about equal size: at most `lanes` for contiguous panels, at least one per run of them."""
-        panel_bytes = self.layout.panel.panel_bytes
-        base = self.layout.panel_offset(load.layer, load.first)
-        stripe = align(-(-len(load.read) * panel_bytes // self.lanes), ALIGNMENT)
-        for first, count in _runs(load.read):
-            start, nbytes = (first - load.first) * panel_bytes, count * panel_bytes
-            piece = align(-(-nbytes // -(-nbytes // stripe)), ALIGNMENT)
-            for at in range(start, start + nbytes, piece):
-                load.pending.append(Read(load, at, base + at, min(piece, start + nbytes - at)))
 
     def read_done(self, read: Read) -> Load | None:
         """`read` is complete. Returns the load if its bytes are now to be checked: answer with `check_done`."""
@@ -251,21 +266,23 @@ class Machine:
         if self._compute == end:
             return Answer.DONE
         self._demanded = self._compute
-        if self.banks.count(BankState.IN_USE) == self.may_hold:
+        home = self.homes.bank(self._compute)
+        if home is None and self.holding == self.may_hold:
             return Answer.STARVED
-        load = self._loads[0] if self._loads else None
+        load = self._held[home] if home is not None else self._loads[0] if self._loads else None
         if load is None or self.banks[load.bank] is not BankState.READY:
             return Answer.WAIT
-        self._loads.popleft()
+        if home is None:
+            self._loads.popleft()
         self._compute += 1
         self._set(load.bank, BankState.IN_USE, load)
         return load
 
     def release(self, load: Load) -> None:
-        """The last dispatch that used this group has returned: its bank is Available."""
+        """The last dispatch that used this group has returned: its bank is Available, a home Ready."""
         if self.banks[load.bank] is not BankState.IN_USE or self._held[load.bank] is not load:
             raise FlashError(f"group {load.index} of layer {load.layer} is not in use", next_step="Release it once.")
-        self._set(load.bank, BankState.AVAILABLE)
+        self._give_back(load)
 
     def end(self) -> None:
         """The prefill is complete; wait for `quiet` afterwards. Raises FlashError if groups are left or
@@ -277,13 +294,21 @@ class Machine:
         self.abort()
 
     def abort(self) -> None:
-        """No new reads. Banks are Available at once, except those with outstanding reads: when these have returned."""
+        """No new reads. Banks are Available at once, except those with outstanding reads: when these have returned.
+        Homes whose group is complete keep it."""
         if not self.running:
             return
         self.running = False
         for load in self._held:
             if load is not None and load.outstanding == 0:
-                self._set(load.bank, BankState.AVAILABLE)
+                self._give_back(load)
+
+    def _give_back(self, load: Load) -> None:
+        state = self.banks[load.bank]
+        if load.bank < self.homes.paging or state is BankState.FILLING:
+            self._set(load.bank, BankState.AVAILABLE)
+        elif state is BankState.IN_USE:
+            self._set(load.bank, BankState.READY, load)
 
     def _set(self, bank: int, state: BankState, load: Load | None = None) -> None:
         self.banks[bank] = state

@@ -40,6 +40,7 @@ class ResidentExperts:
         self._layout = layout
         self._size = layout.panel.panel_bytes
         self._buffer = buffer.part(0, layout.pool_bytes)
+        self.kept_bytes = layout.pool_bytes
         self.verifies = checksum is not None
         self.counters = Counters()
         self.loaded_bytes = load_ranges(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from estream.errors import ClosedError, FlashError
-from estream.flash.checks import Checksum, Prepare, check_panel
+from estream.flash.checks import Checksum, Prepare, attempt, check_banks, check_panel
 from estream.flash.machine import Machine
 from estream.flash.pool import Source
 from estream.flash.states import Answer, BankState, Counters, Load, Read, ReadyGroup
@@ -21,8 +20,6 @@ from estream.runtime.target import Buffer
 
 if TYPE_CHECKING:
     from estream.telemetry.trace import Trace
-
-T = TypeVar("T")
 
 
 class ExpertStream:
@@ -36,7 +33,9 @@ class ExpertStream:
                 ready.release()                         # now, or after groups that came later
         stream.end()                                    # or abort(), after anything went wrong; then begin() again
 
-    banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES.
+    banks: page-aligned, each of at least `group` panels (clipped to a layer's). mode: one of machine.MODES. homes: the
+    same for pinned groups, the first ones of each layer, layer by layer: each is read once and stays; a home of a
+    layer's last, shorter group needs no more than it. `kept_bytes`: of those that are in memory.
     checksum: (layer, panel) -> CRC-32, to verify every group that is read, or None. prepare: called once with the bytes
     of every panel that was read and verified, in a lane, before its group is Ready. clock: seconds.
     Raises UsageError for values that cannot be meant, FlashError for banks that do not fit.
@@ -51,6 +50,7 @@ class ExpertStream:
         group: int,
         lanes: int,
         mode: str = "before-routing",
+        homes: Sequence[Buffer] = (),
         checksum: Checksum | None = None,
         prepare: Prepare | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -65,22 +65,20 @@ class ExpertStream:
             lanes=lanes,
             mode=mode,
             check=checksum is not None or prepare is not None,
+            pinned=-(-len(homes) // max(1, len(layout.moe_layers))),
             on_bank=None if trace is None else self._trace_bank,
         )
-        need, panel = self._machine.bank_bytes, layout.panel.panel_bytes
-        for index, bank in enumerate(banks):
-            if bank.nbytes < need:
-                raise FlashError(f"bank {index} is too small", asked=f"{need} bytes", had=f"{bank.nbytes} bytes")
-            if bank.address % mmap.PAGESIZE:
-                raise FlashError(f"bank {index} is not page-aligned", had=hex(bank.address))
+        panel = layout.panel.panel_bytes
+        needs = [self._machine.bank_bytes] * len(banks) + self._machine.homes.sizes
+        every = check_banks([*banks, *homes], needs)
         self._source = source
         self._layout = layout
         self._checksum = checksum
         self._prepare = prepare
-        self._memory = [bank.part(0, need).memory() for bank in banks]
+        self._memory = [bank.memory() for bank in every]
         # The fixed set of addresses that the compute may ever bind.
-        self._slots = [[bank.part(at, panel) for at in range(0, need, panel)] for bank in banks]
-        self._bank_since: list[tuple[str, float] | None] = [None] * len(banks)
+        self._slots = [[bank.part(at, panel) for at in range(0, bank.nbytes, panel)] for bank in every]
+        self._bank_since: list[tuple[str, float] | None] = [None] * len(every)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # lanes: there may be something to read
         self._news = threading.Condition(self._lock)  # compute: a group is Ready, a lane failed, or all is quiet
@@ -105,6 +103,12 @@ class ExpertStream:
     def counters(self) -> Counters:
         """Of the running or the last prefill."""
         return self._machine.counters
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of pinned groups that are in memory."""
+        with self._lock:
+            return self._machine.pinned_bytes
 
     @property
     def verifies(self) -> bool:
@@ -147,7 +151,7 @@ class ExpertStream:
                 continue
             if starved is not None:
                 starved()
-            if self._machine.banks.count(BankState.IN_USE) == self._machine.may_hold:
+            if self._machine.holding == self._machine.may_hold:
                 raise FlashError(f"layer {layer}: groups in use fill the arena", next_step="Release them.")
 
     def _release(self, load: Load, epoch: int) -> None:
@@ -237,13 +241,13 @@ class ExpertStream:
         """One lane: takes a stripe, reads it, says so. Nothing that goes wrong may end the thread."""
         while (read := self._take()) is not None:
             start = self._clock()
-            error = _attempt(self._read, read)
+            error = attempt(self._read, read)
             if self._trace is not None:
                 name = f"layer {read.load.layer} group {read.load.index}"
                 self._trace.span(f"lane {lane}", name, start, self._clock(), {"bytes": read.nbytes})
             check = self._finish(read, error)
             if check is not None:
-                error = _attempt(self._complete, check)
+                error = attempt(self._complete, check)
                 with self._lock:
                     if error is None:
                         self._machine.check_done(check)
@@ -306,16 +310,3 @@ class ExpertStream:
         if last is not None and self._trace is not None:
             self._trace.span(f"bank {bank}", last[0], last[1], now)
         self._bank_since[bank] = None if load is None else (f"{state.value} layer {load.layer} group {load.index}", now)
-
-
-def _attempt(action: Callable[[T], None], argument: T) -> FlashError | None:
-    """What went wrong, for the compute thread: whatever a source raises belongs there."""
-    try:
-        action(argument)
-    except FlashError as error:
-        return error
-    except BaseException as error:
-        failure = FlashError(f"a lane failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
-    return None

@@ -30,6 +30,9 @@ class AttentionLayers:
         self._attention = {window: load(attention_graph(window)) for window in {plan.window for plan in arch.layers}}
         self._closing = {ffn: load(closing_graph(ffn)) for ffn in {plan.ffn for plan in arch.layers}}
 
+    def settle(self) -> None:
+        """Nothing to do: weights are looked up whenever they are bound."""
+
     def run(
         self,
         plan: LayerPlan,

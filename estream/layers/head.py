@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -26,9 +26,12 @@ class Head:
         self._slices, self._width = package.head_slices, package.head_width
         self._norm = target.load(package.graph(target.graphs, "final_norm"))
         self._head = target.load(package.graph(target.graphs, "head"))
-        bind_weights(self._norm, weights.final)
+        bind_weights(self._norm, weights.vectors("final_norm"))
         self._logits = target.allocate(state.block * self._width * 4, "block of output logits")
         self._view = self._logits.array(np.float32, (state.block * self._width,))
+
+    def settle(self) -> None:
+        """Nothing to do: weights are looked up whenever they are bound."""
 
     def normalise(self, first: int, last: int) -> None:
         """Fills normed[first:last] with the final norm of hidden[first:last]."""
@@ -42,22 +45,28 @@ class Head:
             self._norm.run()
             state.store("normed", state.normed, start, rows)
 
-    def run(self, first: int, last: int, sink: LogitsSink) -> None:
-        """Logits of the normed rows [first, last), slice by slice; row numbers given to `sink` start at 0."""
-        state = self._state
+    def run(self, wanted: Sequence[tuple[slice, LogitsSink]]) -> None:
+        """Logits of pieces of the normed rows, slice by slice: each slice once for all. The row numbers that a piece's
+        sink gets start at 0."""
         for index in range(self._slices):
+            self._weights.enter_head(index)
             bind_weights(self._head, self._weights.head(index))
-            column = index * self._width
-            columns = min(self._width, self._vocab - column)
-            for piece in split_rows(last - first, state.block):
-                useful = piece.stop - piece.start
-                # One row alone goes through another float kernel than the same row in a block: run two.
-                rows = max(useful, 2)
-                state.load(state.normed, "normed", first + piece.start, useful)
-                state.pad("normed", useful, rows)
-                self._head.bind("normed", state.blocks["normed"], rows=rows)
-                self._head.bind("logits", self._logits, rows=rows)
-                self._head.run()
-                block = self._view[: rows * self._width].reshape(rows, self._width)
-                check_finite(block[:useful, :columns], first + piece.start, "output logits")
-                sink(piece.start, column, block[:useful, :columns])
+            for rows, sink in wanted:
+                self._run_rows(index * self._width, rows, sink)
+
+    def _run_rows(self, column: int, rows: slice, sink: LogitsSink) -> None:
+        """The bound slice, whose first column is `column`."""
+        state, first = self._state, rows.start
+        columns = min(self._width, self._vocab - column)
+        for piece in split_rows(rows.stop - first, state.block):
+            useful = piece.stop - piece.start
+            # One row alone goes through another float kernel than the same row in a block: run two.
+            count = max(useful, 2)
+            state.load(state.normed, "normed", first + piece.start, useful)
+            state.pad("normed", useful, count)
+            self._head.bind("normed", state.blocks["normed"], rows=count)
+            self._head.bind("logits", self._logits, rows=count)
+            self._head.run()
+            block = self._view[: count * self._width].reshape(count, self._width)
+            check_finite(block[:useful, :columns], first + piece.start, "output logits")
+            sink(piece.start, column, block[:useful, :columns])

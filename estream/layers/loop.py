@@ -58,6 +58,7 @@ class LayerLoop:
             self._check()
             if self._progress is not None:
                 self._progress("prefill", done, len(arch.layers))
+            self._weights.enter_layer(plan.index)
             records = self._weights.layer(plan.index)
             if observe:
                 observe(plan.index, "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})

@@ -43,6 +43,9 @@ class PrefillState(Protocol):
 class AttentionPart(Protocol):
     """A layer's dense half: hidden is updated, normed and logits are filled."""
 
+    def settle(self) -> None:
+        """Once, before the first run: the weights have their places (`DenseWeights.settle`)."""
+
     def run(
         self,
         plan: LayerPlan,
@@ -84,9 +87,12 @@ class ExpertPart(Protocol):
 class HeadPart(Protocol):
     """Final norm and logits of chosen rows."""
 
+    def settle(self) -> None:
+        """As an AttentionPart's."""
+
     def normalise(self, first: int, last: int) -> None: ...
 
-    def run(self, first: int, last: int, sink: LogitsSink) -> None: ...
+    def run(self, wanted: Sequence[tuple[slice, LogitsSink]]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,8 @@ class Parts:
 def open_parts(
     target: Target, package: Package, weights: DenseWeights, max_tokens: int, contexts: Contexts | None
 ) -> Parts:
-    """Loads the package's graphs. `contexts`: the compiled ones, for target htp. Raises EStreamError."""
+    """Loads the package's graphs; `settle` of attention and head is left to do. `contexts`: the compiled ones, for
+    target htp. Raises EStreamError."""
     if contexts is None:
         state = State(target, package.architecture, max_tokens)
         attention = AttentionLayers(target, package, weights, state)

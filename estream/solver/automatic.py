@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from estream.errors import MemoryBudgetError, UsageError
 from estream.models.base import Architecture
@@ -11,6 +12,7 @@ from estream.units import parse_size
 
 PREFETCH_MODES = ("before-routing", "after-routing", "on-demand")
 RESIDENT_MODES = ("none", "all")
+DENSE_MODES = ("auto", "resident", "paged")
 GROUP_BYTES = 16 << 20  # large reads reach the device's rate; small groups free their bank sooner
 ARENA_BYTES = 256 << 20  # flash fills only free banks while attention runs
 LANES = 2
@@ -18,7 +20,10 @@ LANES = 2
 
 @dataclass(frozen=True)
 class Configuration:
-    """Everything resolved: G, B, Q, prefetch mode, resident set, and the bytes they stand for."""
+    """Everything resolved: G, B, Q, prefetch mode, resident set, where dense weights are, and the bytes they stand for.
+
+    dense_weights: "resident" or "paged"; dense_bytes: matrices and records, or the slots that they are read into.
+    pinned: groups of every layer that stay once they were read; pinned_bytes: of all of them, beside the arena."""
 
     group: int
     banks: int
@@ -27,6 +32,10 @@ class Configuration:
     resident: str
     bank_bytes: int
     arena_bytes: int
+    dense_weights: str = "resident"
+    dense_bytes: int = 0
+    pinned: int = 0
+    pinned_bytes: int = 0
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -40,47 +49,106 @@ def resolve(
     lanes: int | None = None,
     prefetch: str = "before-routing",
     resident: str = "none",
+    dense: str = "auto",
+    pinned: int = 0,
     memory: int | None = None,
     held: int = 0,
+    dense_bytes: tuple[int, int] = (0, 0),
 ) -> Configuration:
-    """Fills in what is None. `memory`: budget of the whole process in bytes; `held`: what everything but the arena
-    needs. Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
+    """Fills in what is None or "auto". `memory`: budget of the whole process in bytes; `held`: what everything but the
+    arena and the dense weights of `dense_bytes` needs; `dense_bytes`: of these when resident, and when paged. "auto"
+    pages them only where they leave no room in the budget. `pinned`: groups of every layer, clipped to a layer's.
+
+    Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
     for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
         # type(), not isinstance: True is no number of banks
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"--{name} must be a whole number of at least 1", asked=repr(value))
+    if type(pinned) is not int or pinned < 0:
+        raise UsageError("--pinned must be a whole number of at least 0", asked=repr(pinned))
+    if pinned and resident == "all":
+        raise UsageError("--pinned and --resident all exclude each other", asked=pinned, next_step="Leave one out")
     if lanes is not None and lanes > 64:
         raise UsageError("--lanes must be at most 64", asked=lanes)
     if prefetch not in PREFETCH_MODES:
         raise UsageError("unknown prefetch mode", asked=prefetch, had=", ".join(PREFETCH_MODES))
     if resident not in RESIDENT_MODES:
         raise UsageError("unknown resident mode", asked=resident, had=", ".join(RESIDENT_MODES))
-    panel = pool.panel.panel_bytes
-    available = None if memory is None else memory - held
-    if resident == "all":
-        if available is not None and available < pool.pool_bytes:
-            raise MemoryBudgetError(
-                "the memory budget cannot hold all experts",
-                asked=f"{memory} bytes",
-                had=f"a need of {held + pool.pool_bytes}",
-                next_step=f"Use --resident none, or --memory {held + pool.pool_bytes}",
+    if dense not in DENSE_MODES:
+        raise UsageError("unknown mode of dense weights", asked=dense, had=", ".join(DENSE_MODES))
+    sizes = dict(zip(("resident", "paged"), dense_bytes, strict=True))
+    modes = [dense] if dense != "auto" else ["resident"] if memory is None else ["resident", "paged"]
+    for mode in modes:
+        available = None if memory is None else memory - held - sizes[mode]
+        fits = _fit(pool, group, banks, available, resident, pinned)
+        if fits is not None:
+            return Configuration(
+                group=fits.group,
+                banks=fits.banks,
+                lanes=lanes or LANES,
+                prefetch=prefetch,
+                resident=resident,
+                bank_bytes=fits.bank_bytes,
+                arena_bytes=fits.banks * fits.bank_bytes,
+                dense_weights=mode,
+                dense_bytes=sizes[mode],
+                pinned=fits.pinned,
+                pinned_bytes=fits.pinned_bytes,
             )
-        return Configuration(1, 0, lanes or LANES, prefetch, resident, 0, 0)
-    arena = ARENA_BYTES if available is None else min(ARENA_BYTES, available)
-    # Two groups in flight are the least that can overlap; one is the least that can work.
-    wanted = max(1, min(GROUP_BYTES, arena // 2) // panel)
-    group = min(group or wanted, pool.panels_per_layer)
-    bank = group * panel
-    groups = -(-pool.panels_per_layer // group) * len(pool.moe_layers)
-    banks = min(banks or max(1, arena // bank), max(groups, 1))
-    if available is not None and banks * bank > available:
+    assert memory is not None, "without a budget everything fits"
+    least_mode = min(sizes, key=lambda mode: sizes[mode])  # resident, where both need the same
+    least = held + sizes[least_mode]
+    paged = " --dense paged" if least_mode == "paged" else ""
+    if resident == "all":
         raise MemoryBudgetError(
-            f"the memory budget leaves no room for {banks} bank(s) of {bank} bytes",
+            "the memory budget cannot hold all experts",
             asked=f"{memory} bytes",
-            had=f"{max(available, 0)} after weights, activations and run time ({held})",
-            next_step=f"The smallest budget that works is --memory {held + panel} with --group 1 --banks 1",
+            had=f"a need of {held + sizes[modes[-1]] + pool.pool_bytes}",
+            next_step=f"Use --resident none, or --memory {least + pool.pool_bytes}{paged}",
         )
-    return Configuration(group, banks, lanes or LANES, prefetch, resident, bank, banks * bank)
+    # What was asked for, as far as it was: the automatic choice is one bank of one panel at the least.
+    count, size = banks or 1, min(group or 1, pool.panels_per_layer) * pool.panel.panel_bytes
+    room = memory - held - sizes[modes[-1]]
+    beside = f" beside {pinned} pinned group(s) of every layer" if pinned else ""
+    raise MemoryBudgetError(
+        f"the memory budget leaves no room for {count} bank(s) of {size} bytes{beside}",
+        asked=f"{memory} bytes",
+        had=f"{max(room, 0)} after weights, activations and run time ({memory - room})",
+        next_step=f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
+        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}",
+    )
+
+
+class _Fit(NamedTuple):
+    group: int
+    banks: int
+    bank_bytes: int
+    pinned: int
+    pinned_bytes: int
+
+
+def _fit(
+    pool: PoolLayout, group: int | None, banks: int | None, available: int | None, resident: str, pinned: int
+) -> _Fit | None:
+    """What is used of `available` bytes, or None where nothing fits."""
+    if resident == "all":
+        return _Fit(1, 0, 0, 0, 0) if available is None or available >= pool.pool_bytes else None
+    panel, layers = pool.panel.panel_bytes, len(pool.moe_layers)
+    arena = ARENA_BYTES if available is None else min(ARENA_BYTES, available)
+    # Two groups in flight are the least that can overlap; one is the least that can work. Pinned ones grow with G, too.
+    wanted = min(GROUP_BYTES, arena // 2)
+    if available is not None:
+        wanted = min(wanted, available // (max(2, banks or 0) + pinned * layers))
+    group = min(group or max(1, wanted // panel), pool.panels_per_layer)
+    bank, per_layer = group * panel, -(-pool.panels_per_layer // group)
+    pinned = min(pinned, per_layer)
+    pinned_bytes = layers * panel * min(pinned * group, pool.panels_per_layer)
+    if available is not None:
+        arena = min(ARENA_BYTES, available - pinned_bytes)
+    banks = min(banks or max(1, arena // bank), max((per_layer - pinned) * layers, 1))
+    if available is not None and banks * bank + pinned_bytes > available:
+        return None
+    return _Fit(group, banks, bank, pinned, pinned_bytes)
 
 
 def budget_bytes(memory: int | str | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from estream.layers.state import State
+from estream.layers.weights import dense_bytes
 from estream.package.layout import PoolLayout
 from estream.package.reader import Package
 from estream.runtime.mock import MockTarget
@@ -60,7 +61,8 @@ def solve(
     memory: int | None = None,
     counts: Sequence[np.ndarray] | None = None,
 ) -> Plan:
-    """counts: rows per expert of each MoE layer; None: drawn with uniform routing.
+    """counts: rows per expert of each MoE layer; None: drawn with uniform routing. Where the budget has no room for
+    resident dense weights they are paged; that their reads share the flash with the experts' is not predicted.
 
     Raises ProfileError where the profile lacks the package's shape, MemoryBudgetError naming the smallest workable
     budget.
@@ -70,9 +72,12 @@ def solve(
         counts = draw_counts(arch.experts, arch.top_k, tokens, len(pool.moe_layers))
     work = workload(package, shape, tokens, counts, MAX_ROWS)
     held = held_before_arena(package, profile, tokens)
-    fallback = resolve(pool, lanes=profile.lanes, memory=memory, held=held)
+    _, *sizes = dense_bytes(package)
+    fallback = resolve(pool, lanes=profile.lanes, memory=memory, held=held, dense_bytes=(sizes[0], sizes[1]))
+    held += fallback.dense_bytes
     best = _best(package, profile, shape, work, fallback, memory, held)
     configuration, prediction = best
+    configuration = replace(configuration, dense_weights=fallback.dense_weights, dense_bytes=fallback.dense_bytes)
     return Plan(
         tokens,
         memory,
@@ -85,10 +90,10 @@ def solve(
 
 
 def held_before_arena(package: Package, profile: DeviceProfile, tokens: int) -> int:
-    """Bytes of the process beside the arena, with resident dense weights, on target cpu."""
+    """Bytes of the process beside the arena and the matrices and records of dense weights, on target cpu."""
     state = State(MockTarget(), package.architecture, tokens)  # reserves, does not touch
-    dense = sum(tensor.nbytes for tensor in package.dense.values() if tensor.name != "embed")
-    now = profile.base_bytes + dense
+    vectors, _, _ = dense_bytes(package)
+    now = profile.base_bytes + vectors
     return held_bytes(now, state.nbytes, state.scratch_bytes, package.architecture, tokens)
 
 

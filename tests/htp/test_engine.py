@@ -70,6 +70,16 @@ def test_logits_and_choices_are_those_of_transformers(made: Made) -> None:
     assert agreed >= 0.99 * chosen
 
 
+def test_paged_dense_weights_and_pinned_experts_give_the_same_bytes(made: Made) -> None:
+    package, _ = made
+    with Engine(package, "htp", max_tokens=70) as engine:
+        expected = [engine.prefill(prompt(length), logits="all").logits for length in (3, 40)]
+    with Engine(package, "htp", max_tokens=70, dense="paged", pinned=2, group=1, banks=1) as engine:
+        for length, logits in zip((3, 40), expected, strict=True):
+            assert np.array_equal(engine.prefill(prompt(length), logits="all").logits, logits)
+        assert engine.configuration["dense_weights"] == "paged"
+
+
 def test_streamed_equals_resident_whatever_the_grouping(olmoe: Made) -> None:
     ids = prompt(97)
     with Engine(olmoe[0], "htp", resident="all", max_tokens=100) as engine:

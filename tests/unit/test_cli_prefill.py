@@ -52,6 +52,10 @@ CONFIGURATION = {
     "prefetch": "before-routing",
     "resident": "none",
     "arena_bytes": 12 * POOL.panel.panel_bytes,
+    "dense_weights": "resident",
+    "dense_bytes": 1 << 20,
+    "pinned": 0,
+    "pinned_bytes": 0,
     "memory": None,
     "experts": "f32",
     "dense": "f32",
@@ -148,6 +152,8 @@ def test_defaults_reach_the_engine() -> None:
         "lanes": None,
         "prefetch": "before-routing",
         "resident": "none",
+        "dense": "auto",
+        "pinned": 0,
         "reference": False,
         "threads": None,
         "direct_io": True,
@@ -159,9 +165,17 @@ def test_defaults_reach_the_engine() -> None:
 
 def test_options_reach_the_engine(tmp_path: Path) -> None:
     options = (
-        "--memory 1.5GiB --group 4 --banks 3 --lanes 2 --prefetch on-demand --resident all --threads 1 --reference"
+        "--memory 1.5GiB --group 4 --banks 3 --lanes 2 --prefetch on-demand --resident all --dense paged --pinned 3"
     )
-    rest = ["--no-direct-io", "--verify-reads", "--trace", str(tmp_path / "trace.json")]
+    rest = [
+        "--threads",
+        "1",
+        "--reference",
+        "--no-direct-io",
+        "--verify-reads",
+        "--trace",
+        str(tmp_path / "trace.json"),
+    ]
     assert main(["prefill", "x.estream", "--ids", "1", *options.split(), *rest]) == 0
     opened = FakeEngine.opened
     trace = opened.pop("trace")
@@ -175,6 +189,8 @@ def test_options_reach_the_engine(tmp_path: Path) -> None:
         "lanes": 2,
         "prefetch": "on-demand",
         "resident": "all",
+        "dense": "paged",
+        "pinned": 3,
         "reference": True,
         "threads": 1,
         "direct_io": False,

@@ -25,6 +25,8 @@ LEGAL = {
     (BankState.READY, BankState.AVAILABLE),  # not needed after all, or aborted
     (BankState.IN_USE, BankState.AVAILABLE),
 }
+HOME = LEGAL - {(BankState.READY, BankState.AVAILABLE), (BankState.IN_USE, BankState.AVAILABLE)}
+HOME |= {(BankState.IN_USE, BankState.READY)}  # a home that was filled is never filled again
 
 
 def pool(experts: int = 5, panels: int = 1, layers: tuple[int, ...] = (1, 2, 4)) -> PoolLayout:
@@ -36,11 +38,16 @@ def pool(experts: int = 5, panels: int = 1, layers: tuple[int, ...] = (1, 2, 4))
 class Driver:
     """Lanes and compute in random order; a model of the banks' bytes, and every invariant checked at every step."""
 
-    def __init__(self, machine: Machine, needed: dict[int, np.ndarray], random: Random) -> None:
+    def __init__(
+        self, machine: Machine, needed: dict[int, np.ndarray], random: Random, before: Driver | None = None
+    ) -> None:
+        """before: of the last prefill, whose bytes are still there."""
         self.machine, self.needed, self.random = machine, needed, random
         machine._on_bank = self.bank_changed
         self.states = list(machine.banks)
-        self.content: list[dict[int, int]] = [{} for _ in machine.banks]  # bank offset -> file offset, by 16 KiB
+        self.paging = machine.homes.paging
+        # bank offset -> file offset, by 16 KiB
+        self.content: list[dict[int, int]] = before.content if before else [{} for _ in machine.banks]
         self.outstanding: list[Read] = []
         self.checks: list[Load] = []
         self.blocks: Counter[int] = Counter()  # file offset -> times read
@@ -51,7 +58,7 @@ class Driver:
         self.done = False
 
     def bank_changed(self, bank: int, state: BankState, load: Load | None) -> None:
-        assert (self.states[bank], state) in LEGAL
+        assert (self.states[bank], state) in (LEGAL if bank < self.paging else HOME)
         assert load is None or load.bank == bank
         self.states[bank] = state
 
@@ -100,7 +107,7 @@ class Driver:
             self.delivered += [(answer.layer, panel) for panel in answer.needed or ()]
             self.held.append(answer)
         elif answer is Answer.STARVED:
-            assert len(self.held) == max(1, len(self.states) - 1)
+            assert sum(load.bank < self.paging for load in self.held) == max(1, self.paging - 1)
             self.release()
         elif answer is Answer.DONE:
             self.layer = None
@@ -161,10 +168,20 @@ def cases(draw: st.DrawFn) -> tuple[Machine, dict[int, np.ndarray], Random, int]
         lanes=lanes,
         mode=draw(st.sampled_from(MODES)),
         check=draw(st.booleans()),
+        pinned=draw(st.sampled_from([0, 0, 1, 2, 64])),
     )
     bits = st.lists(st.booleans(), min_size=layout.panels_per_layer, max_size=layout.panels_per_layer)
     needed = {layer: np.array(draw(bits), dtype=bool) for layer in layers}
     return machine, needed, Random(draw(st.integers(0, 2**32))), lanes
+
+
+def pinned_panels(machine: Machine) -> set[tuple[int, int]]:
+    """(layer, panel) of everything that lies in a home."""
+    found = set()
+    for load, state in zip(machine._held[machine.homes.paging :], machine.banks[machine.homes.paging :], strict=True):
+        if load is not None and state is not BankState.FILLING:
+            found |= {(load.layer, panel) for panel in load.read}
+    return found
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -173,8 +190,10 @@ def test_any_schedule_delivers_every_needed_panel_once_and_in_order(
     case: tuple[Machine, dict[int, np.ndarray], Random, int],
 ) -> None:
     machine, needed, random, lanes = case
+    driver = None
     for _ in range(2):  # the second prefill on the same machine
-        driver = Driver(machine, needed, random)
+        driver = Driver(machine, needed, random, driver)
+        before = pinned_panels(machine)
         machine.begin()
         driver.run(lanes)
         machine.end()
@@ -184,13 +203,22 @@ def test_any_schedule_delivers_every_needed_panel_once_and_in_order(
         assert driver.delivered == wanted
         assert set(driver.blocks.values()) <= {1}
         assert machine.quiet and machine.finished
-        assert set(machine.banks) == {BankState.AVAILABLE}
+        assert set(machine.banks[: driver.paging]) == {BankState.AVAILABLE}
+        assert machine.pinned_bytes == len(pinned_panels(machine)) * machine.layout.panel.panel_bytes
+        for layer, panel in before:  # never read again
+            assert machine.layout.panel_offset(layer, panel) not in driver.blocks
         counters = machine.counters
         assert counters.panels_needed == len(wanted)
         assert counters.bytes_read == sum(driver.blocks.values()) * ALIGNMENT
+        after = pinned_panels(machine)
+        assert before <= after
+        of_pinned = [at for at in wanted if at[1] < machine.group * machine.homes.pinned]
+        assert after.issuperset(of_pinned)
         if machine.mode != "before-routing":
-            assert counters.bytes_read == len(wanted) * machine.layout.panel.panel_bytes
-            assert counters.panels_read == len(wanted) and counters.groups_dropped == 0
+            # Of pinned groups that are needed for the first time everything, of others what is needed
+            read = len(wanted) - len(of_pinned) + len(after - before)
+            assert counters.bytes_read == read * machine.layout.panel.panel_bytes
+            assert counters.panels_read == read and counters.groups_dropped == 0
         groups = machine.groups_per_layer * len(needed)
         used = sum(
             bool(needed[layer][first : first + machine.group].any())
@@ -219,10 +247,13 @@ def test_abort_or_failure_anywhere_leaves_a_usable_machine(
     while driver.outstanding or driver.checks:
         assert not machine.quiet
         driver.lane_ends() if driver.outstanding else driver.check_ends()
-    assert machine.quiet and set(machine.banks) == {BankState.AVAILABLE}
-    again = Driver(machine, needed, random)
+    assert machine.quiet and set(machine.banks[: driver.paging]) == {BankState.AVAILABLE}
+    assert set(machine.banks[driver.paging :]) <= {BankState.AVAILABLE, BankState.READY}
+    before = pinned_panels(machine)
+    again = Driver(machine, needed, random, driver)  # looks at what an abort has kept
     machine.begin()
     again.run(lanes)
+    assert all(machine.layout.panel_offset(*at) not in again.blocks for at in before)
     assert len(again.delivered) == sum(int(mask.sum()) for mask in needed.values())
 
 
@@ -353,6 +384,66 @@ def test_the_compute_may_hold_all_banks_but_one() -> None:
     assert [read.load.bank for read in reads(machine)] == [0, 1]
 
 
+def test_a_pinned_group_is_read_whole_once() -> None:
+    machine = Machine(pool(experts=6, layers=(1,)), group=3, banks=1, lanes=1, mode="after-routing", pinned=1)
+    mask = np.array([0, 1, 0, 0, 0, 1], dtype=bool)
+    for prefill in range(3):
+        machine.begin()
+        machine.routes(1, mask)
+        given = []
+        for _ in range(2):
+            for read in reads(machine):
+                machine.read_done(read)
+            load = machine.acquire(1)
+            assert isinstance(load, Load)
+            given.append((load.index, load.bank, load.read, load.needed))
+            if prefill < 2:
+                machine.release(load)
+        assert given == [(0, 1, (0, 1, 2), (1,)), (1, 0, (5,), (5,))]
+        assert machine.counters.panels_read == (1 if prefill else 4)
+        machine.end() if prefill < 2 else machine.abort()
+        assert machine.banks == [BankState.AVAILABLE, BankState.READY]
+        assert machine.pinned_bytes == 3 * machine.layout.panel.panel_bytes
+
+
+def test_a_pinned_group_that_is_not_needed_after_all_stays() -> None:
+    machine = Machine(pool(experts=4, layers=(1,)), group=1, banks=1, lanes=1, pinned=2)
+    machine.begin()
+    first = machine.next_read()
+    assert first is not None
+    machine.read_done(first)
+    machine.routes(1, np.array([0, 0, 1, 0], dtype=bool))
+    assert machine.acquire(1) is Answer.WAIT
+    (second,) = reads(machine)  # pinned group 1 was not started and is not needed
+    machine.read_done(second)
+    load = machine.acquire(1)
+    assert isinstance(load, Load) and load.index == 2
+    counters = machine.counters
+    assert (counters.groups_dropped, counters.groups_skipped) == (1, 2)
+    machine.release(load)
+    assert machine.acquire(1) is Answer.DONE
+    machine.end()
+    assert machine.banks == [BankState.AVAILABLE, BankState.READY, BankState.AVAILABLE]
+
+
+def test_the_compute_may_hold_pinned_groups_beside_its_share_of_banks() -> None:
+    machine = Machine(pool(layers=(1,)), group=1, banks=1, lanes=1, pinned=3)
+    machine.begin()
+    machine.routes(1, np.ones(5, dtype=bool))
+    held: list[Load] = []
+    while len(held) < 4:
+        for read in reads(machine):
+            machine.read_done(read)
+        load = machine.acquire(1)
+        assert isinstance(load, Load)
+        held.append(load)
+    assert machine.acquire(1) is Answer.STARVED and machine.holding == machine.may_hold == 1
+    with pytest.raises(FlashError, match="before layer 1 is done"):
+        machine.end()
+    for load in held:
+        machine.release(load)
+
+
 def test_misuse_is_refused() -> None:
     machine = Machine(pool(), group=2, banks=1, lanes=1)
     mask = np.ones(5, dtype=bool)
@@ -383,7 +474,7 @@ def test_misuse_is_refused() -> None:
     machine.release(load)
     with pytest.raises(FlashError, match="group 0 of layer 1 is not in use"):
         machine.release(load)
-    for change in ({"group": 0}, {"banks": 0}, {"lanes": 0}, {"mode": "later"}):
+    for change in ({"group": 0}, {"banks": 0}, {"lanes": 0}, {"pinned": -1}, {"mode": "later"}):
         with pytest.raises(UsageError):
             Machine(pool(), **{"group": 1, "banks": 1, "lanes": 1, **change})  # type: ignore[arg-type]
 
@@ -406,3 +497,25 @@ def test_virtual_clock(mode: str, banks: int, total: float, wait: float) -> None
     assert (timeline.total_s, timeline.wait_s, timeline.busy_s) == (total, wait, 15.0)
     assert [(step.layer, step.index) for step in timeline.steps] == [(at, i) for at in (1, 2, 4) for i in range(5)]
     assert all(step.end_s - step.start_s == 1.0 for step in timeline.steps)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_virtual_clock_of_pinned_groups(mode: str) -> None:
+    machine = Machine(pool(), group=1, banks=1, lanes=2, mode=mode, pinned=5)
+    needed = {layer: np.ones(5, dtype=bool) for layer in machine.layout.moe_layers}
+    timelines = [
+        simulate(machine, needed, lambda nbytes: nbytes / ALIGNMENT, lambda load: 1.0, lambda layer: 2.0)
+        for _ in range(2)
+    ]
+    assert timelines[0].busy_s == 15.0 and (timelines[1].wait_s, timelines[1].busy_s) == (0.0, 0.0)
+    assert timelines[1].total_s == 3 * 2.0 + 15 * 1.0
+    assert [(step.layer, step.index, step.bank) for step in timelines[1].steps] == [
+        (layer, index, 1 + 5 * position + index) for position, layer in enumerate((1, 2, 4)) for index in range(5)
+    ]
+
+
+def test_virtual_clock_of_a_layer_pinned_in_part() -> None:
+    machine = Machine(pool(layers=(1,)), group=1, banks=1, lanes=2, pinned=2)
+    needed = {1: np.ones(5, dtype=bool)}
+    busy = [simulate(machine, needed, lambda nbytes: 1.0, lambda load: 1.0).busy_s for _ in range(3)]
+    assert busy == [5.0, 3.0, 3.0]

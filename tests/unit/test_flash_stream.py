@@ -185,6 +185,50 @@ def test_resident_equals_streamed_and_never_reads_again(source: Faulty, content:
     assert experts.counters.panels_needed == sum(int(mask.sum()) for mask in masks(2).values())
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_pinned_groups_are_read_once_verified_and_prepared_once(source: Faulty, content: bytes, mode: str) -> None:
+    def checksum(layer: int, panel: int) -> int:
+        start = LAYOUT.panel_offset(layer, panel)
+        return zlib.crc32(content[start : start + SIZE])
+
+    def invert(memory: memoryview) -> None:
+        panel = np.frombuffer(memory, np.uint8)
+        np.bitwise_not(panel, out=panel)
+
+    everything = {layer: np.ones(LAYOUT.panels_per_layer, dtype=bool) for layer in LAYOUT.moe_layers}
+    homes = [allocate(size * SIZE) for _ in LAYOUT.moe_layers for size in (3, 3, 2)]  # the last group is shorter
+    stream = streamed(source, 3, 1, 2, mode=mode, homes=homes, checksum=checksum, prepare=invert)
+    for needed in (everything, masks(1), everything):
+        seen = [bytes(~np.frombuffer(panel, np.uint8)) for panel in prefill(stream, needed)]
+        assert seen == expected(content, needed)
+    assert stream.kept_bytes == LAYOUT.pool_bytes and stream.counters.bytes_read == 0
+    assert len(source.seen) * ALIGNMENT == LAYOUT.pool_bytes
+    stream.close()
+
+
+def test_abort_keeps_pinned_groups_that_are_complete(source: Faulty, content: bytes) -> None:
+    everything = {layer: np.ones(LAYOUT.panels_per_layer, dtype=bool) for layer in LAYOUT.moe_layers}
+    homes = [allocate(2 * SIZE) for _ in LAYOUT.moe_layers for _ in range(2)]
+    stream = streamed(source, 2, 1, 1, mode="on-demand", homes=homes)
+    stream.begin()
+    stream.routes(1, everything[1])
+    groups = stream.groups(1, lambda: None)
+    next(groups)
+    held = next(groups)  # two pinned groups in use, the layer's other two never asked for
+    stream.abort()
+    with pytest.raises(FlashError, match="given up"):
+        held.release()
+    assert stream.kept_bytes == 4 * SIZE
+    source.seen.clear()
+    assert prefill(stream, everything) == expected(content, everything)
+    assert LAYOUT.panel_offset(1, 0) not in source.seen and LAYOUT.panel_offset(1, 4) in source.seen
+    stream.close()
+    with pytest.raises(FlashError, match="as many for each layer"):
+        streamed(source, 2, 1, 1, homes=homes[:-1])
+    with pytest.raises(FlashError, match="bank 1 is too small"):
+        streamed(source, 2, 1, 1, homes=[allocate(SIZE) for _ in LAYOUT.moe_layers])
+
+
 def test_resident_refuses_misuse(source: Faulty) -> None:
     with pytest.raises(FlashError, match="cannot hold"):
         ResidentExperts(source, LAYOUT, allocate(ALIGNMENT))

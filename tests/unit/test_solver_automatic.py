@@ -46,9 +46,59 @@ def test_resident_needs_no_arena() -> None:
     assert resolve(OLMOE, resident="all").arena_bytes == 0
 
 
+def test_dense_weights_are_paged_where_the_budget_has_no_room_for_them() -> None:
+    sizes = (40 * PANEL, 3 * PANEL)
+    assert resolve(OLMOE, dense_bytes=sizes).dense_weights == "resident"
+    assert resolve(OLMOE, dense="paged", dense_bytes=sizes).dense_bytes == 3 * PANEL
+    for memory, mode, banks in ((41 * PANEL, "resident", 1), (41 * PANEL - 1, "paged", 18), (4 * PANEL, "paged", 1)):
+        chosen = resolve(OLMOE, memory=500 + memory, held=500, dense_bytes=sizes)
+        assert (chosen.dense_weights, chosen.banks) == (mode, banks)
+        assert chosen.arena_bytes + chosen.dense_bytes <= memory
+    for dense in ("auto", "paged", "resident"):
+        with pytest.raises(MemoryBudgetError, match=rf"--memory {500 + 4 * PANEL} with .* --dense paged"):
+            resolve(OLMOE, memory=500 + 4 * PANEL - 1, held=500, dense=dense, dense_bytes=sizes)
+    with pytest.raises(MemoryBudgetError, match=rf"--memory {500 + 4 * PANEL} with"):
+        resolve(OLMOE, memory=500 + 40 * PANEL, held=500, dense="resident", dense_bytes=sizes)
+    # Of a model so small that two slots are no less than everything
+    with pytest.raises(MemoryBudgetError, match=rf"--memory {500 + 3 * PANEL} with --group 1 --banks 1$"):
+        resolve(OLMOE, memory=600, held=500, dense_bytes=(2 * PANEL, 2 * PANEL))
+
+
+def test_all_experts_beside_paged_dense_weights() -> None:
+    need = OLMOE.pool_bytes
+    chosen = resolve(OLMOE, memory=need + 3, held=0, resident="all", dense_bytes=(10, 3))
+    assert (chosen.dense_weights, chosen.arena_bytes) == ("paged", 0)
+    with pytest.raises(MemoryBudgetError, match=f"--memory {need + 3} --dense paged"):
+        resolve(OLMOE, memory=need + 2, held=0, resident="all", dense_bytes=(10, 3))
+
+
+def test_pinned_groups_count_against_the_budget() -> None:
+    chosen = resolve(OLMOE, pinned=2)
+    assert (chosen.group, chosen.pinned, chosen.pinned_bytes) == (2, 2, 16 * 4 * PANEL)
+    assert chosen.arena_bytes == 21 * 2 * PANEL  # without a budget they come on top
+    chosen = resolve(OLMOE, group=3, pinned=99)
+    assert (chosen.pinned, chosen.pinned_bytes, chosen.banks) == (22, OLMOE.pool_bytes, 1)
+    for room in (16 * PANEL + PANEL, 20 * PANEL, 40 * PANEL, 200 * PANEL):
+        chosen = resolve(OLMOE, pinned=1, memory=500 + room, held=500)
+        assert chosen.pinned_bytes == 16 * chosen.group * PANEL
+        assert chosen.pinned_bytes + chosen.arena_bytes <= room
+    with pytest.raises(MemoryBudgetError, match=rf"--memory {500 + PANEL} with --group 1 --banks 1 --pinned 0"):
+        resolve(OLMOE, pinned=1, memory=500 + 17 * PANEL - 1, held=500)
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"group": 0}, {"banks": 0}, {"lanes": 0}, {"lanes": 65}, {"prefetch": "never"}, {"resident": "some"}],
+    [
+        {"group": 0},
+        {"banks": 0},
+        {"lanes": 0},
+        {"lanes": 65},
+        {"prefetch": "never"},
+        {"resident": "some"},
+        {"dense": "some"},
+        {"pinned": -1},
+        {"pinned": True},
+    ],
 )
 def test_values_that_cannot_be_meant(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):

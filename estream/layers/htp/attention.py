@@ -28,7 +28,9 @@ class HtpAttention:
         arch = package.architecture
         self._graphs, self._state, self._rows = graphs, state, graphs.rows
         self._groups = head_groups(arch.attention)
-        self._layers = {plan.index: self._bindings(plan, weights) for plan in arch.layers}
+        self._weights, self._plans = weights, arch.layers
+        self._norms = [self._norm_bindings(plan) for plan in arch.layers]
+        self._matrices: list[tuple[Bindings, Bindings]] = []
         self._masks = Masks(state.allocate, graphs.rows, {plan.window for plan in arch.layers})
         graphs.qkv.bind("normed", state.block_normed.buffer)
         self._cos, self._sin = state.bound(graphs.qkv, "cos"), state.bound(graphs.qkv, "sin")
@@ -40,6 +42,10 @@ class HtpAttention:
         self._start = {name: Tensor(self._scratch(name, "start"), core.inputs[name]) for name in _STATE}
         self._start["max"].array[...] = MASKED
         self._between = [{name: self._scratch(name, f"pass {turn}") for name in _STATE} for turn in (0, 1)]
+
+    def settle(self) -> None:
+        """The weights have their places."""
+        self._matrices = [self._matrix_bindings(plan) for plan in self._plans]
 
     def run(
         self,
@@ -54,7 +60,7 @@ class HtpAttention:
 
         Raises NumericError when the layer's input or output is not finite.
         """
-        _, qkv, o, _ = self._layers[plan.index]
+        qkv, o = self._matrices[plan.index]
         qkv.bind()
         o.bind()
         for prompt in prompts:
@@ -64,7 +70,7 @@ class HtpAttention:
         self, plan: LayerPlan, prompt: slice, cos: np.ndarray, sin: np.ndarray, observe: Observer | None
     ) -> None:
         state, where, tokens = self._state, f"layer {plan.index}", prompt.stop - prompt.start
-        before, _, _, after = self._layers[plan.index]
+        before, after = self._norms[plan.index]
         for block in range(-(-tokens // self._rows)):
             position, rows = block * self._rows, min(self._rows, tokens - block * self._rows)
             start = prompt.start + position
@@ -117,14 +123,20 @@ class HtpAttention:
             self._state.hidden[start : start + rows, column : column + width] += piece.array[:rows]
             column += width
 
-    def _bindings(self, plan: LayerPlan, weights: DenseWeights) -> tuple[Bindings, Bindings, Bindings, Bindings]:
-        """Weights of a layer's four calls, in their order."""
-        state, own, where = self._state, dict(weights.layer(plan.index)), f"layer {plan.index}"
+    def _norm_bindings(self, plan: LayerPlan) -> tuple[Bindings, Bindings]:
+        """Weights of the norms before and after attention, the latter with the router."""
+        state, own, where = self._state, dict(self._weights.vectors(f"layers.{plan.index}")), f"layer {plan.index}"
         return (
             state.norm_weights({name: own[name] for name in own if name != "router"}, "attn_norm", where),
-            state.half.bindings(self._graphs.qkv, own, _QKV, where),
-            state.half.bindings(self._graphs.o, own, ("o", "o.scale", "o.bias"), where),
             state.norm_weights(own, "ffn_norm", where),
+        )
+
+    def _matrix_bindings(self, plan: LayerPlan) -> tuple[Bindings, Bindings]:
+        """Weights of qkv and o."""
+        half, own, where = self._state.half, self._weights.layer(plan.index), f"layer {plan.index}"
+        return (
+            half.bindings(self._graphs.qkv, own, _QKV, where),
+            half.bindings(self._graphs.o, own, ("o", "o.scale", "o.bias"), where),
         )
 
     def _cache(self, name: str, blocks: int) -> list[list[Tensor]]:
