@@ -21,6 +21,7 @@ from estream.opening import Options, open_model
 from estream.prompt import check_prompts
 from estream.result import PrefillResult, into
 from estream.runtime.target import Target
+from estream.solver.automatic import prefetch_for
 from estream.telemetry.stats import PrefillStats, Stopwatch
 from estream.telemetry.trace import Trace
 
@@ -31,8 +32,8 @@ class Engine:
     path: a `NAME.estream` directory. backend: "cpu", "htp" (or a Target). soc: htp only: whose contexts are run; None:
     sm8650. memory: budget of the whole process in bytes or as
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
-    "after-routing" or "on-demand". resident: "none" or "all" experts kept in memory. pinned: the first groups of every
-    layer's experts that stay in memory once they were read. dense: attention and head
+    "after-routing", "on-demand", or "auto": by each prompt's length. resident: "none" or "all" experts kept in memory.
+    pinned: the first groups of every layer's experts that stay in memory once they were read. dense: attention and head
     weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
     reference: the dequantise-then-f32 lowering. max_tokens: longest prompt; None: 4096, or the model's context where
     that is shorter.
@@ -52,7 +53,7 @@ class Engine:
         group: int | None = None,
         banks: int | None = None,
         lanes: int | None = None,
-        prefetch: str = "before-routing",
+        prefetch: str = "auto",
         resident: str = "none",
         dense: str = "auto",
         pinned: int = 0,
@@ -113,6 +114,11 @@ class Engine:
     def configuration(self) -> dict[str, object]:
         """Everything resolved, as results and reports carry it."""
         return self._opened.description
+
+    def prefetch_for(self, tokens: int) -> str:
+        """The prefetch mode of a pass of so many tokens: what "auto" becomes."""
+        arch = self.package.architecture
+        return prefetch_for(self._opened.configuration.prefetch, arch.experts, arch.top_k, tokens)
 
     def prefill(
         self,
@@ -194,7 +200,8 @@ class Engine:
         state.bytes_copied = 0
         self._parts.runner.begin(tokens)
         self._weights.begin(head=logits is not None)
-        self._experts.begin()
+        prefetch = self.prefetch_for(tokens)
+        self._experts.begin(prefetch)
         with watch("embed_s", "embedding"):
             state.hidden[:tokens] = self._opened.embedding.rows(ids)
         self._loop.run(rows, self._experts, watch, observe)
@@ -204,7 +211,7 @@ class Engine:
         self._experts.end()
         self._weights.end()
         ttft = time.perf_counter() - started
-        stats, configuration = self._stats(watch, ttft, ids), self.configuration
+        stats, configuration = self._stats(watch, ttft, ids), {**self.configuration, "prefetch": prefetch}
         return [
             PrefillResult(
                 tokens=piece.stop - piece.start,

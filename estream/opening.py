@@ -36,7 +36,7 @@ class Options:
     group: int | None = None
     banks: int | None = None
     lanes: int | None = None
-    prefetch: str = "before-routing"
+    prefetch: str = "auto"
     resident: str = "none"
     dense: str = "auto"
     pinned: int = 0
@@ -169,7 +169,7 @@ def _open_experts(
         banks,
         group=chosen.group,
         lanes=chosen.lanes,
-        mode=chosen.prefetch,
+        mode="before-routing" if chosen.prefetch == "auto" else chosen.prefetch,
         homes=homes,
         checksum=checksum,
         prepare=prepare,

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paging.add_argument("--group", metavar="G", type=positive, help="panels per group, the unit of reading")
     paging.add_argument("--banks", metavar="B", type=positive, help="banks in the arena, one group each")
     paging.add_argument("--lanes", metavar="Q", type=positive, help="outstanding flash reads")
-    paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="before-routing", help="(default before-routing)")
+    paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="auto", help="(default auto: by the length)")
     paging.add_argument(
         "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
     )
@@ -105,7 +105,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )
         package.check_unchanged()  # the tokenizer was read by name
         progress.close()
-        console.detail(report.plan(package, len(ids), engine.configuration))
+        configuration = engine.configuration | {"prefetch": engine.prefetch_for(len(ids))}
+        console.detail(report.plan(package, len(ids), configuration))
         result = engine.prefill(ids, logits="last" if sink is None else "all", logits_sink=sink)
         progress.close()
         last = result.logits if sink is None else sink.row(len(ids) - 1)

@@ -114,10 +114,12 @@ class Machine:
         """All groups of all layers were handed out."""
         return self._compute == self._total
 
-    def begin(self) -> None:
-        """Starts a prefill at the first group. Raises FlashError if the last one was neither ended nor aborted."""
+    def begin(self, mode: str | None = None) -> None:
+        """Starts a prefill at the first group; `mode`: from now on. Raises FlashError if the last one was neither ended
+        nor aborted."""
         if self.running or not self.quiet:
             raise FlashError("a prefill is already running on this stream", next_step="End or abort it first.")
+        self.mode = mode or self.mode
         self._reset()
         for load in self._held[self.homes.paging :]:
             if load is not None:

@@ -69,8 +69,8 @@ class ResidentExperts:
     def _offset(self, layer: int, panel: int) -> int:
         return self._layout.panel_offset(layer, panel) - self._layout.data_offset
 
-    def begin(self) -> None:
-        """Starts a prefill. Raises FlashError if one is running."""
+    def begin(self, mode: str | None = None) -> None:
+        """Starts a prefill; there is nothing to prefetch. Raises FlashError if one is running."""
         if self._closed:
             raise ClosedError("the resident experts are closed")
         if self._active:

@@ -115,8 +115,8 @@ class ExpertStream:
         """Every group is compared with its checksums."""
         return self._checksum is not None
 
-    def begin(self) -> None:
-        """Starts a prefill; in mode before-routing the lanes start to read now.
+    def begin(self, mode: str | None = None) -> None:
+        """Starts a prefill, in a mode of its own if one is given; in before-routing the lanes start to read now.
 
         Raises FlashError if a prefill is running, or if the file has changed since it was opened."""
         with self._lock:
@@ -124,7 +124,7 @@ class ExpertStream:
             if self._active:
                 raise FlashError("a prefill is already running on this stream", next_step="End or abort it first.")
             self._source.check_unchanged()
-            self._machine.begin()
+            self._machine.begin(mode)
             self._active = True
             self._epoch += 1
             self._work.notify_all()

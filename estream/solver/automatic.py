@@ -8,9 +8,10 @@ from typing import NamedTuple
 from estream.errors import MemoryBudgetError, UsageError
 from estream.models.base import Architecture
 from estream.package.layout import PoolLayout
+from estream.solver.load import expected_coverage
 from estream.units import parse_size
 
-PREFETCH_MODES = ("before-routing", "after-routing", "on-demand")
+PREFETCH_MODES = ("auto", "before-routing", "after-routing", "on-demand")
 RESIDENT_MODES = ("none", "all")
 DENSE_MODES = ("auto", "resident", "paged")
 GROUP_BYTES = 16 << 20  # large reads reach the device's rate; small groups free their bank sooner
@@ -41,13 +42,23 @@ class Configuration:
         return asdict(self)
 
 
+COVERED = 0.99  # share of a layer's experts that a prompt is expected to need: with fewer, reads wait for the routes
+
+
+def prefetch_for(prefetch: str, experts: int, top_k: int, tokens: int) -> str:
+    """The mode of one prefill; "auto": a short prompt reads only what it was routed to, a long one reads ahead."""
+    if prefetch != "auto":
+        return prefetch
+    return "before-routing" if expected_coverage(experts, top_k, tokens) >= COVERED else "after-routing"
+
+
 def resolve(
     pool: PoolLayout,
     *,
     group: int | None = None,
     banks: int | None = None,
     lanes: int | None = None,
-    prefetch: str = "before-routing",
+    prefetch: str = "auto",
     resident: str = "none",
     dense: str = "auto",
     pinned: int = 0,

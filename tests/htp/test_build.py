@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
-from qnn_graphs.htp.build import MAX_CONTEXTS, build_graphs, default_plan
+from qnn_graphs.htp.build import MAX_CONTEXTS, build_graphs, default_ladder, default_plan
 from qnn_graphs.htp.compiler import check_static, compile_graph
 
 
@@ -32,9 +32,9 @@ def test_graphs_do_not_depend_on_layers_experts_or_windows() -> None:
 @pytest.mark.parametrize(
     ("arch", "expected"),
     [
-        (architecture(2048, 16, 16, 1024), (256, 2, 1024, 2)),  # OLMoE
+        (architecture(2048, 16, 16, 1024), (256, 4, 1024, 2)),  # OLMoE
         (architecture(2048, 32, 4, 768), (128, 4, 768, 2)),  # Qwen3-30B-A3B
-        (architecture(2048, 16, 16, 1408), (256, 2, 1408, 4)),  # DeepSeek-V2-Lite's experts
+        (architecture(2048, 16, 16, 1408), (256, 4, 1408, 4)),  # DeepSeek-V2-Lite's experts
         (architecture(4096, 32, 8, 14336), (128, 4, 2048, 8)),  # Mixtral
     ],
 )
@@ -46,6 +46,22 @@ def test_default_sizes(arch: Architecture, expected: tuple[int, int, int, int]) 
 def test_int4_panels_of_wide_models_are_narrower() -> None:
     plan = default_plan(architecture(4096, 32, 8, 14336), experts="int4", dense="int8")
     assert (plan.width, plan.chunks, plan.ladder[0]) == (1024, 4, (8, 32))
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "int8", "int4"),
+    [
+        (64, 8, ((16, 32), (4, 128), (2, 256)), ((8, 32), (2, 128), (1, 256))),  # OLMoE: 125 rows at 1,000 tokens
+        (128, 8, ((16, 32), (8, 64), (4, 128)), ((8, 32), (4, 64), (2, 128))),  # Qwen3: 62
+        (64, 6, ((12, 32), (4, 96), (2, 192)), ((6, 32), (2, 96), (1, 192))),  # DeepSeek-V2-Lite: 93
+        (8, 2, ((16, 32), (4, 128), (2, 256)), ((8, 32), (2, 128), (1, 256))),  # Mixtral: 250
+    ],
+)
+def test_the_ladder_follows_from_the_fair_share(
+    experts: int, top_k: int, int8: tuple[tuple[int, int], ...], int4: tuple[tuple[int, int], ...]
+) -> None:
+    assert default_ladder(experts, top_k, "int8") == int8 == default_ladder(experts, top_k, "f16")
+    assert default_ladder(experts, top_k, "int4") == int4
 
 
 def test_all_graphs_of_a_small_model_compile() -> None:

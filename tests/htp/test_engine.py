@@ -211,6 +211,22 @@ def test_massive_activations_stay_accurate_through_a_whole_layer(olmoe: Made) ->
     assert np.isfinite(deltas["htp"]).all() and error.max() < 2e-2 and np.median(error) < 5e-3, error
 
 
+def test_a_router_with_tiny_weights_keeps_its_precision(tmp_path: Path) -> None:
+    """Weights of 1e-5 are subnormal in float16: unscaled, logits would be off by more than 1 %."""
+    package, tiny = compiled(tmp_path, "olmoe", num_hidden_layers=1, scale={"gate.weight": 1e-5})
+    ids, seen = prompt(40), []
+
+    def keep(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
+        if graph == "o_router":
+            seen.append(arrays["logits"].copy())
+
+    with Engine(package, "htp", max_tokens=40) as engine:
+        engine.prefill(ids, logits=None, observe=keep)
+    (expected,) = tiny.router_logits(ids)
+    assert np.abs(expected).max() < 1e-4
+    assert np.linalg.norm(seen[0] - expected) < 4e-3 * np.linalg.norm(expected)
+
+
 def test_nan_is_named_by_layer(olmoe: Made) -> None:
     def poison(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
         if graph == "o_router" and layer == 1:

@@ -67,7 +67,8 @@ FAMILIES = {"olmoe": olmoe, "mixtral": mixtral, "qwen2_moe": qwen2_moe}
 
 def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, Any]) -> TinyCheckpoint:
     """Writes a checkpoint to `path`. `options`: seed, dtype ("f32", "f16", "bf16"), shard_size (for instance "40KB"),
-    and any field of the transformers configuration."""
+    scale (factors by end of a tensor's name), and any field of the transformers configuration."""
+    scale = options.pop("scale", {})
     seed = options.pop("seed", 0)
     dtype = DTYPES[options.pop("dtype", "f32")]
     shard_size = options.pop("shard_size", "1GB")
@@ -89,7 +90,8 @@ def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, A
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(_random(name, weight, generator))
+            factor = next((factor for end, factor in scale.items() if name.endswith(end)), 1.0)
+            weight.copy_(factor * _random(name, weight, generator))
     model.to(dtype).save_pretrained(path, max_shard_size=shard_size)
     reference = model_class.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"

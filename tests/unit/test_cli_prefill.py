@@ -92,6 +92,9 @@ class FakeEngine:
         FakeEngine.opened = {"path": path, "backend": backend, "memory": memory, **options}
         self.configuration = CONFIGURATION | {"memory": memory}
 
+    def prefetch_for(self, tokens: int) -> str:
+        return "before-routing"
+
     def __enter__(self) -> FakeEngine:
         return self
 
@@ -150,7 +153,7 @@ def test_defaults_reach_the_engine() -> None:
         "group": None,
         "banks": None,
         "lanes": None,
-        "prefetch": "before-routing",
+        "prefetch": "auto",
         "resident": "none",
         "dense": "auto",
         "pinned": 0,

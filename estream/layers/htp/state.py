@@ -38,6 +38,7 @@ class HtpState:
         self._rows = self.bound(graphs.norm, "hidden")
         self.block_normed = self.bound(graphs.norm, "normed")
         self._logits = self.bound(graphs.norm, "logits")
+        self._logit_factor = np.float32(1)  # of the last norm's router
         self._no_router = self.allocate("no router", nbytes(graphs.norm.inputs["router"]))
 
     def allocate(self, label: str, size: int) -> Buffer:
@@ -68,6 +69,7 @@ class HtpState:
         self._rows.array[:rows] = values
         self._rows.array[rows:] = 0
         weights.bind()
+        self._logit_factor = np.float32(self.half.factor(weights.buffers["router"]))
         self._graph.run()
         normed = self.block_normed.array[:rows]
         check_finite(normed, start, where)
@@ -80,7 +82,7 @@ class HtpState:
         self.bytes_copied += 2 * rows * self.arch.hidden
         if where is not None:
             check_finite(self._logits.array[:rows], start, where)
-            self.logits[start : start + rows] = self._logits.array[:rows]
+            self.logits[start : start + rows] = self._logits.array[:rows].astype(np.float32) / self._logit_factor
 
 
 class Tensor:

@@ -33,7 +33,12 @@ class HalfWeights:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._copies: dict[int, Buffer] = {}  # by address of the float32 original
+        self._factors: dict[int, float] = {}  # by address of a router's copy
         self.nbytes = 0
+
+    def factor(self, router: Buffer) -> float:
+        """What a router's weights, and so its logits, were multiplied by: a power of two."""
+        return self._factors.get(router.address, 1.0)
 
     def bindings(self, graph: Graph, weights: Mapping[str, Buffer], names: Iterable[str], where: str) -> Bindings:
         """names: graph inputs that are weights, as `input` or `input=name in the package`; chunks of `name` count.
@@ -64,7 +69,7 @@ class HalfWeights:
         whole = weights.get(key)
         if whole is not None and info.dtype == np.float16:
             if whole.nbytes == 4 * count * chunks:
-                whole = self._half(whole, f"{where}, {key}")
+                whole = self._half(whole, f"{where}, {key}", router=key == "router")
             # Chunks of a vector are parts of it; those of a matrix are tensors of their own.
             if whole.nbytes == nbytes * chunks and (chunks == 1 or info.shape[0] == 1):
                 return whole.part((chunk or 0) * nbytes, nbytes)
@@ -76,15 +81,21 @@ class HalfWeights:
             next_step="Pack the checkpoint again with --experts f16, int8 or int4",
         )
 
-    def _half(self, whole: Buffer, what: str) -> Buffer:
+    def _half(self, whole: Buffer, what: str, *, router: bool) -> Buffer:
+        """A router is brought near 1/4: where its weights are small, float16 has few bits for them and their logits."""
         if whole.address not in self._copies:
             count = whole.nbytes // 4
             copy = self._target.allocate(align(2 * count, _ALIGN), f"float16 {what}").part(0, 2 * count)
+            exact, factor = whole.array(np.float32, (count,)), 1.0
+            if router:
+                _, exponent = np.frexp(np.abs(exact).max(initial=0.0))
+                factor = float(np.ldexp(1.0, -2 - int(exponent))) if exact.any() else 1.0
             with np.errstate(over="ignore"):
-                values = whole.array(np.float32, (count,)).astype(np.float16)
+                values = (exact * np.float32(factor)).astype(np.float16)
             if not np.isfinite(values).all():
                 raise PackageError(f"{what} does not fit float16", next_step="Use --backend cpu")
             copy.array(np.float16, (count,))[...] = values
             self._copies[whole.address] = copy
+            self._factors[copy.address] = factor
             self.nbytes += copy.nbytes
         return self._copies[whole.address]
