@@ -1,0 +1,140 @@
+"""Is the solver's prediction right, and its choice the best? Predicted against measured, and against a sweep.
+
+    python -m scripts.bench_solver olmoe4.estream mixtral2.estream --tokens 128,512 --memory 500MiB,1GiB \
+        --read-limit 800MB --out solver.jsonl
+
+For every package, length and budget: the machine is calibrated under the read limit, the solver chooses, every
+configuration of the sweep (G in powers of two, B that fill the budget's arena or half of it, Q of 1, 2 and 4, both ways
+to start) is measured once, and the best 12 and the solver's choice four times more, interleaved. Regret is the
+choice's median over the best median, 0 where their interquartile ranges overlap. Results are lines of JSON, one per
+pair: an interrupted run goes on where it stopped. A read limit needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estream import Engine
+from estream.calibrate import calibrate
+from estream.package.reader import Package
+from estream.solver.automatic import Configuration
+from estream.solver.profile import DeviceProfile
+from estream.solver.search import Plan, configurations, solve
+from estream.units import format_bytes, format_seconds, parse_size
+from scripts.bench.cgroups import Cgroup
+
+BEST, MORE = 12, 4
+LANES = (1, 2, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", metavar="PACKAGE", type=Path, nargs="+")
+    parser.add_argument("--tokens", default="512")
+    parser.add_argument("--memory", default="1GiB", help="budgets, comma separated")
+    parser.add_argument("--read-limit", metavar="RATE", help="bytes per second, for all of it")
+    parser.add_argument("--out", type=Path, required=True, help="lines of JSON; what is there is not measured again")
+    args = parser.parse_args()
+    rate = None if args.read_limit is None else parse_size(args.read_limit)
+    lines = args.out.read_text().splitlines() if args.out.exists() else []
+    done = {tuple(one["pair"]): one for one in map(json.loads, lines)}
+    with Cgroup("estream-solver", read_rate=rate, path=args.packages[0]) as group:
+        if rate is not None:
+            group.enter()
+        for path in args.packages:
+            profile: DeviceProfile | None = None
+            for tokens in map(int, args.tokens.split(",")):
+                for memory in args.memory.split(","):
+                    pair = (path.name, tokens, memory, args.read_limit)
+                    if pair not in done:
+                        profile = profile or calibrate(path)
+                        done[pair] = measure(path, profile, tokens, parse_size(memory)) | {"pair": pair}
+                        with args.out.open("a") as file:
+                            file.write(json.dumps(done[pair]) + "\n")
+                    print(line(done[pair]), flush=True)
+    results = list(done.values())
+    regrets = sorted(one["regret"] for one in results)
+    near = sum(abs(one["prediction_error"]) <= 0.1 for one in results)
+    print(
+        f"{near} of {len(results)} predictions within 10 %; regret: median {regrets[len(regrets) // 2]:.1%}, worst {regrets[-1]:.1%}"
+    )
+
+
+def measure(path: Path, profile: DeviceProfile, tokens: int, memory: int) -> dict[str, Any]:
+    """One pair: the plan, the sweep, the best again."""
+    package = Package.open(path)
+    plan = solve(package, profile, tokens, memory=memory)
+    chosen = key(plan.configuration)
+    times: dict[tuple[int, int, int, str], list[float]] = {one: [] for one in sweep(package, plan)}
+    times.setdefault(chosen, [])
+    for number, one in enumerate(times):
+        times[one].append(run(path, tokens, one))
+        print(f"  {number + 1} of {len(times)}: {one} {times[one][-1]:.3f} s", file=sys.stderr)
+    best = sorted(times, key=lambda one: times[one][0])[:BEST]
+    for _ in range(MORE):
+        for one in dict.fromkeys([*best, chosen]):
+            times[one].append(run(path, tokens, one))
+    again = [one for one in times if len(times[one]) > 1]
+    fastest = min(again, key=lambda one: statistics.median(times[one]))
+    own, least = statistics.median(times[chosen]), statistics.median(times[fastest])
+    equal = np.percentile(times[chosen], 25) <= np.percentile(times[fastest], 75)
+    return {
+        "chosen": chosen,
+        "fastest": fastest,
+        "predicted_s": plan.prediction.ttft_s,
+        "measured_s": own,
+        "fastest_s": least,
+        "prediction_error": plan.prediction.ttft_s / own - 1,
+        "regret": 0.0 if equal else own / least - 1,
+        "predicted_bubble": plan.prediction.bubble_rate,
+        "peak_bytes": plan.peak_bytes,
+        "times": [[one, seconds] for one, seconds in times.items()],
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
+
+
+def sweep(package: Package, plan: Plan) -> Iterator[tuple[int, int, int, str]]:
+    """Configurations that fit where the solver's does."""
+    room = max(plan.configuration.arena_bytes, package.pool.panel.panel_bytes)
+    for arena in (room, room // 2):
+        for lanes in LANES:
+            for one in configurations(package.pool, arena, lanes):
+                if one.arena_bytes <= room:
+                    yield key(one)
+
+
+def key(one: Configuration) -> tuple[int, int, int, str]:
+    return one.group, one.banks, one.lanes, one.prefetch
+
+
+def run(path: Path, tokens: int, one: tuple[int, int, int, str]) -> float:
+    """Seconds of the second of two prefills in a new engine: the first touches the arena for the first time."""
+    group, banks, lanes, prefetch = one
+    with Engine(path, group=group, banks=banks, lanes=lanes, prefetch=prefetch, max_tokens=tokens) as engine:
+        ids = np.random.default_rng(0).integers(0, engine.package.architecture.vocab, tokens)
+        engine.prefill(ids[: min(tokens, 16)])
+        seconds = engine.prefill(ids).stats.ttft_s
+        assert seconds is not None
+        return seconds
+
+
+def line(one: dict[str, Any]) -> str:
+    name, tokens, memory, limit = one["pair"]
+    return (
+        f"{name} {tokens} tokens in {memory}, reads {limit or 'unlimited'}: predicted {format_seconds(one['predicted_s'])}, "
+        f"measured {format_seconds(one['measured_s'])} ({one['prediction_error']:+.1%}); chose {one['chosen']}, fastest "
+        f"{one['fastest']} {format_seconds(one['fastest_s'])}: regret {one['regret']:.1%}; peak {format_bytes(one['peak_bytes'])}"
+    )
+
+
+if __name__ == "__main__":
+    main()
