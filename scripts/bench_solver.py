@@ -64,9 +64,8 @@ def main() -> None:
     results = list(done.values())
     regrets = sorted(one["regret"] for one in results)
     near = sum(abs(one["prediction_error"]) <= 0.1 for one in results)
-    print(
-        f"{near} of {len(results)} predictions within 10 %; regret: median {regrets[len(regrets) // 2]:.1%}, worst {regrets[-1]:.1%}"
-    )
+    median, worst = regrets[len(regrets) // 2], regrets[-1]
+    print(f"{near} of {len(results)} predictions within 10 %; regret: median {median:.1%}, worst {worst:.1%}")
 
 
 def measure(path: Path, profile: DeviceProfile, tokens: int, memory: int) -> dict[str, Any]:
@@ -129,10 +128,11 @@ def run(path: Path, tokens: int, one: tuple[int, int, int, str]) -> float:
 
 def line(one: dict[str, Any]) -> str:
     name, tokens, memory, limit = one["pair"]
+    predicted, measured, fastest = (format_seconds(one[f"{key}_s"]) for key in ("predicted", "measured", "fastest"))
     return (
-        f"{name} {tokens} tokens in {memory}, reads {limit or 'unlimited'}: predicted {format_seconds(one['predicted_s'])}, "
-        f"measured {format_seconds(one['measured_s'])} ({one['prediction_error']:+.1%}); chose {one['chosen']}, fastest "
-        f"{one['fastest']} {format_seconds(one['fastest_s'])}: regret {one['regret']:.1%}; peak {format_bytes(one['peak_bytes'])}"
+        f"{name} {tokens} tokens in {memory}, reads {limit or 'unlimited'}: predicted {predicted}, measured {measured} "
+        f"({one['prediction_error']:+.1%}); chose {one['chosen']}, fastest {one['fastest']} {fastest}: "
+        f"regret {one['regret']:.1%}; peak {format_bytes(one['peak_bytes'])}"
     )
 
 
