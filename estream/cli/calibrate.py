@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estream.cli.console import Console
-from estream.cli.options import add_json
+from estream.cli.options import add_json, check_outputs
 from estream.cli.progress import Progress
 from estream.units import format_bytes, format_rate, format_seconds
 
@@ -49,6 +49,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     if args.package is not None and args.path is not None:
         raise UsageError("--path goes without PACKAGE", asked=f"{args.package} and {args.path}", next_step="Give one")
+    if args.path is not None and not args.path.is_dir():
+        raise UsageError(f"--path: no folder {args.path}", next_step="Create the folder first")
+    check_outputs({"--out": args.out}, args.package or Path("-"))
     started = time.monotonic()
     with Progress(console) as progress:
         if args.package is not None:

@@ -39,45 +39,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Solves and prints."""
     from estream.package.reader import Package
+    from estream.prompt import longest_prompt
     from estream.solver.search import solve
     from estream.telemetry.plot import planned_tracks, timeline_svg
     from estream.whole_file import write_whole
 
     check_outputs({"--plot": args.plot}, args.package)
     package = Package.open(args.package)
+    longest_prompt(args.tokens, package.architecture.context)
     profile = find_profile(package, args.profile, args.threads)
+    foreign = foreign_fields(package, profile, args.threads) if args.profile is not None else []
     plan = solve(package, profile, args.tokens, memory=args.memory)
     if args.plot is not None:
         title = f"{args.package.name}, {args.tokens} tokens, predicted: {format_seconds(plan.prediction.ttft_s)}"
         write_whole(args.plot, timeline_svg(planned_tracks(plan.prediction.timeline), title))
+    if foreign:
+        console.detail(f"note      {args.profile} is of another machine or version: {', '.join(foreign)}")
     console.detail(_report(plan, profile.shape(package).scaled))
     console.result(text_timeline(plan))
     console.result_json(
-        {"package": args.package, "scaled": profile.shape(package).scaled, "machine": profile.machine, **plan.to_dict()}
+        {
+            "package": args.package,
+            "scaled": profile.shape(package).scaled,
+            "foreign": foreign,
+            "machine": profile.machine,
+            **plan.to_dict(),
+        }
     )
     return 0
 
 
 def find_profile(package: Any, path: Path | None, threads: int | None) -> DeviceProfile:
     """The profile at `path`, or the cache's of this machine. Raises ProfileError where there is none."""
+    from estream.errors import UsageError
     from estream.layers.htp.find import cache_folder
-    from estream.runtime import open_target
-    from estream.solver.profile import DeviceProfile, ProfileError, identify, load_profile
+    from estream.solver.profile import DeviceProfile, ProfileError, load_profile
 
     if path is not None:
+        if not path.is_file():
+            raise UsageError(f"--profile: no file {path}", next_step="Name a file that estream calibrate --out wrote")
         return DeviceProfile.read(path)
-    target = open_target("cpu", threads=threads)
-    try:
-        machine = identify("cpu", target.graphs, getattr(target, "threads", None), package.experts_file)
-    finally:
-        target.close()
-    profile = load_profile(machine, cache_folder())
+    profile = load_profile(this_machine(package, threads), cache_folder())
     if profile is None:
+        with_threads = "" if threads is None else f" --threads {threads}"
         raise ProfileError(
-            "this machine was not measured yet, or its versions have changed",
-            next_step=f"estream calibrate {package.path}",
+            "this machine was not measured yet, or not with these threads, versions and disk",
+            next_step=f"estream calibrate {package.path}{with_threads}",
         )
     return profile
+
+
+def this_machine(package: Any, threads: int | None) -> dict[str, Any]:
+    """What a profile of this machine is of."""
+    from estream.runtime import open_target
+    from estream.solver.profile import identify
+
+    target = open_target("cpu", threads=threads)
+    try:
+        return identify("cpu", target.graphs, getattr(target, "threads", None), package.experts_file)
+    finally:
+        target.close()
+
+
+def foreign_fields(package: Any, profile: DeviceProfile, threads: int | None) -> list[str]:
+    """Fields in which a profile is not of this machine; to plan for another machine is what it may be for."""
+    own = this_machine(package, threads)
+    return [f"{name} {profile.machine.get(name)}" for name, value in own.items() if profile.machine.get(name) != value]
 
 
 def _report(plan: Plan, scaled: bool) -> str:

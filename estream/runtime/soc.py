@@ -32,4 +32,4 @@ def find_soc(name: str) -> Soc:
     try:
         return SOCS[name.lower()]
     except KeyError:
-        raise UsageError(f"unknown SoC {name!r}", had=name, next_step=f"Known are {', '.join(SOCS)}") from None
+        raise UsageError(f"unknown SoC {name!r}", had=", ".join(SOCS), next_step="Name one of these") from None

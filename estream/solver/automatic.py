@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from estream.errors import MemoryBudgetError, UsageError
 from estream.models.base import Architecture
-from estream.package.layout import PoolLayout
+from estream.package.layout import PoolLayout, align
 from estream.solver.load import expected_coverage
 from estream.units import parse_size
 
@@ -171,6 +171,7 @@ def budget_bytes(memory: int | str | None) -> int | None:
     return memory
 
 
+_STEADY = 4 << 20
 SCRATCH_BYTES = 64 << 20  # graphs' own intermediate tensors apart from attention scores, allocator slack
 
 
@@ -178,4 +179,5 @@ def held_bytes(now: int, state: int, scratch: int, arch: Architecture, max_token
     """Bytes that the process needs beside the arena. now: held already (run time, dense weights); state: reserved for
     activations and not yet touched; scratch: the attention graph's own."""
     embedded = 8 * arch.hidden * max_tokens  # the rows as read, and in float32
+    now = align(now, _STEADY)  # what the run time holds is never quite the same: budgets must mean the same next time
     return now + state + scratch + embedded + SCRATCH_BYTES

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from estream.errors import EStreamError, UsageError, brief
+from estream.errors import EStreamError, brief
 from estream.package.reader import Package
 from estream.version import __version__
 from estream.whole_file import write_whole
@@ -82,7 +82,7 @@ class Shape:
 class DeviceProfile:
     """machine: what the figures are of (`identify`). rates: of direct reads; lanes: the fewest that reach 95 % of the
     best rate. compute_slowdown, flash_slowdown: time of one while the other is busy over its time alone. base_bytes:
-    the process before it opens a package. shapes: by `shape_key`."""
+    the process with a package open, without its weights. shapes: by `shape_key`."""
 
     machine: Mapping[str, Any]
     rates: tuple[Rate, ...]
@@ -137,8 +137,8 @@ class DeviceProfile:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
         try:
             raw = json.loads(text)
-            if raw.pop("format") != FORMAT or raw.pop("version") != VERSION:
-                raise ValueError(f"not a {FORMAT} of version {VERSION}")
+            if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT or raw.pop("version", None) != VERSION:
+                raise ValueError(f"its format is not {FORMAT} of version {VERSION}")
             raw["rates"] = tuple(Rate(**rate) for rate in raw["rates"])
             raw["shapes"] = {
                 key: Shape(**{**value, "panel": _points(value["panel"]), "dense": _points(value["dense"])})
@@ -220,13 +220,3 @@ def load_profile(machine: Mapping[str, Any], cache: Path) -> DeviceProfile | Non
         return DeviceProfile.read(profile_path(machine, cache))
     except (OSError, ProfileError):
         return None
-
-
-def check_machine(profile: DeviceProfile, machine: Mapping[str, Any], what: str) -> None:
-    """Raises UsageError naming the first field in which a profile is of something else."""
-    for name, asked in machine.items():
-        had = profile.machine.get(name)
-        if had != asked:
-            raise UsageError(
-                f"{what} is of another machine or version: field {name}", asked=asked, had=had, next_step=_NEXT_STEP
-            )

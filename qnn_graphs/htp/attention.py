@@ -11,7 +11,7 @@ from qnn_graphs.htp.quantised import half
 
 MASKED = -30000.0  # added to a score that does not count; also the running maximum before the first block
 
-_SCORES = 1 << 18  # scores at a time: twice as many spill
+_EXTRA = 32  # rows added to k, of which the first counts: whole tiles of the NPU
 
 
 def build_attention(groups: HeadGroups, rows: int, keys: int, steps: int = 2) -> onnx.ModelProto:
@@ -20,34 +20,47 @@ def build_attention(groups: HeadGroups, rows: int, keys: int, steps: int = 2) ->
     q (`HeadGroups.q_shape`), per step s k.{s}, v.{s}, mask.{s} [T, K] (0, or MASKED), and the running state max, sum
     [kv_heads, R · T, 1], attn (q's shape) → max_out, sum_out, attn_out. All float16, R = heads / kv_heads.
     Before the first call: max = MASKED, sum = attn = 0. attn is always divided by the sum so far, so it stays within
-    the range of v. Blocks share one maximum and one division as long as their scores fit on chip together: each costs
-    operations, and rounds. A row that a block masks altogether is forgotten by the first block that does not.
+    the range of v. A row that a block masks altogether is forgotten by the first block that does not.
+
+    Scores are computed twice: a float16 score of 30 is off by up to 0.008, and so is its exponential. With the maximum
+    as one more component of q, against -1 in k, the second product is rounded after the subtraction: near 0, where it
+    counts. All steps share one maximum and one division: each costs operations, and rounds.
     """
     b, (kv, folded, dim) = Builder("attention"), groups.q_shape(rows)
     q = b.input("q", (kv, folded, dim), np.float16)
     largest, total = (b.input(name, (kv, folded, 1), np.float16) for name in ("max", "sum"))
     attn = b.input("attn", (kv, folded, dim), np.float16)
     scaled = b.node("Mul", q, half(b, dim**-0.5))  # before the product: it keeps scores of loud heads in range
-    together = max(1, _SCORES // (kv * folded * keys))
-    for first in range(0, steps, together):
-        peak, blocks = largest, []
-        for step in range(first, min(first + together, steps)):
-            k = b.input(f"k.{step}", groups.k_shape(keys), np.float16)
-            v = b.input(f"v.{step}", groups.v_shape(keys), np.float16)
-            mask = b.input(f"mask.{step}", (rows, keys), np.float16)
-            scores = _masked(b, b.node("MatMul", scaled, k), mask, (kv, folded, rows, keys))
-            peak = b.node("Max", peak, b.node("ReduceMax", scores, b.integers(-1), keepdims=1))
-            blocks.append((scores, v))
-        weights = [_exponential(b, b.node("Sub", scores, peak)) for scores, _ in blocks]
-        kept = b.node("Mul", total, _exponential(b, b.node("Sub", largest, peak)))
-        total = kept
-        for one in weights:
-            total = b.node("Add", total, b.node("ReduceSum", one, b.integers(-1), keepdims=1))
-        share = _reciprocal(b, total)
-        attn = b.node("Mul", attn, b.node("Mul", kept, share))
-        for one, (_, v) in zip(weights, blocks, strict=True):
-            attn = b.node("Add", attn, b.node("MatMul", b.node("Mul", one, share), v))
-        largest = peak
+    minus_one = np.zeros((kv, _EXTRA, keys), np.float16)
+    minus_one[:, 0] = -1
+    ks, vs, masks = [], [], []
+    for step in range(steps):
+        k = b.input(f"k.{step}", groups.k_shape(keys), np.float16)
+        ks.append(b.node("Concat", k, b.constant(minus_one), axis=1))
+        vs.append(b.input(f"v.{step}", groups.v_shape(keys), np.float16))
+        masks.append(b.input(f"mask.{step}", (rows, keys), np.float16))
+
+    def scores(column: str) -> list[str]:
+        """q · k - column, rounded once, and the masks."""
+        wide = b.node("Concat", scaled, column, axis=2)
+        return [
+            _masked(b, b.node("MatMul", wide, k), mask, (kv, folded, rows, keys))
+            for k, mask in zip(ks, masks, strict=True)
+        ]
+
+    peak = largest
+    for rough in scores(b.constant(np.zeros((kv, folded, _EXTRA), np.float16))):
+        peak = b.node("Max", peak, b.node("ReduceMax", rough, b.integers(-1), keepdims=1))
+    weights = [_exponential(b, exact) for exact in scores(b.node("Expand", peak, b.integers(kv, folded, _EXTRA)))]
+    kept = b.node("Mul", total, _exponential(b, b.node("Sub", largest, peak)))
+    total = kept
+    for one in weights:
+        total = b.node("Add", total, b.node("ReduceSum", one, b.integers(-1), keepdims=1))
+    share = _reciprocal(b, total)
+    attn = b.node("Mul", attn, b.node("Mul", kept, share))
+    for one, v in zip(weights, vs, strict=True):
+        attn = b.node("Add", attn, b.node("MatMul", b.node("Mul", one, share), v))
+    largest = peak
     b.node("Identity", attn, out=b.output("attn_out", (kv, folded, dim), np.float16))
     b.node("Identity", largest, out=b.output("max_out", (kv, folded, 1), np.float16))
     b.node("Identity", total, out=b.output("sum_out", (kv, folded, 1), np.float16))

@@ -113,6 +113,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "DequantizeLinear": _dequantise,
     "Div": lambda _, x, y: x / y,
     "Exp": _exp,
+    "Expand": lambda _, x, shape: np.broadcast_to(x, tuple(shape)),
     "Identity": lambda _, x: x,
     "MatMul": lambda _, x, y: x @ y,
     "Max": lambda _, x, y: np.maximum(x, y),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from estream.cli.main import main
-from estream.errors import MemoryBudgetError, UsageError
+from estream.errors import MemoryBudgetError
 from estream.package.reader import Package
 from estream.package.synth import synthesize_small
 from estream.solver.latency import predict, workload
@@ -19,7 +19,6 @@ from estream.solver.profile import (
     ProfileError,
     Rate,
     Shape,
-    check_machine,
     interpolate,
     load_profile,
     profile_path,
@@ -63,8 +62,6 @@ def test_a_profile_survives_the_disk(package: Package, tmp_path: Path) -> None:
     made.write(profile_path(MACHINE, tmp_path))
     assert load_profile(MACHINE, tmp_path) == made
     assert load_profile(MACHINE | {"threads": 3}, tmp_path) is None
-    with pytest.raises(UsageError, match=r"field threads .asked 3, had 2"):
-        check_machine(made, MACHINE | {"threads": 3}, "profile p.json")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +152,7 @@ def test_plan_prints_and_draws(package: Package, tmp_path: Path, capsys: pytest.
     arguments = ["plan", str(package.path), "--tokens", "128", "--profile", str(tmp_path / "p.json")]
     assert main([*arguments, "--plot", str(tmp_path / "t.svg"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
+    assert said["foreign"][0] == "processor p"
     assert {"configuration", "ttft_s", "bubble_rate", "peak_bytes", "bound", "advice"} <= set(said)
     picture = (tmp_path / "t.svg").read_text()
     assert picture.startswith("<svg") and "128 tokens, predicted" in picture and picture.count("<rect") > 5
