@@ -22,15 +22,26 @@ from qnn_graphs.norm import rms_norm
 
 
 def build_norm(arch: Architecture, rows: int) -> onnx.ModelProto:
-    """hidden float16 [T, H], norm float16 [H], router float16 [H, R] → normed float16 [T, H], logits float16 [T, R].
+    """hidden float16 [T, H], norm float16 [H], router float16 [2H, R] → normed float16 [T, H], logits and rest float16
+    [T, R].
 
-    One graph for all norms of the residual stream: before qkv and head the logits are computed and ignored.
+    router: the weights rounded, and below them what rounding took away. logits + rest is their product with normed far
+    more exactly than float16 holds it: rest is computed with the logits subtracted inside the product, as near ties
+    decide which experts a token gets. One graph for all norms of the residual stream: before qkv and head the logits
+    are computed and ignored.
     """
     b, width = Builder("norm"), max(arch.router_width, 1)
     hidden = b.input("hidden", (rows, arch.hidden), np.float16)
-    weight, router = b.input("norm", (arch.hidden,), np.float16), b.input("router", (arch.hidden, width), np.float16)
+    weight, router = (
+        b.input("norm", (arch.hidden,), np.float16),
+        b.input("router", (2 * arch.hidden, width), np.float16),
+    )
     normed = rms_norm(b, hidden, weight, arch.norm_eps, out=b.output("normed", (rows, arch.hidden), np.float16))
-    b.node("MatMul", normed, router, out=b.output("logits", (rows, width), np.float16))
+    twice = b.node("Concat", normed, normed, axis=1)
+    logits = b.node("MatMul", twice, router, out=b.output("logits", (rows, width), np.float16))
+    minus = b.constant(-np.eye(width, dtype=np.float16))
+    wide, tall = b.node("Concat", twice, logits, axis=1), b.node("Concat", router, minus, axis=0)
+    b.node("MatMul", wide, tall, out=b.output("rest", (rows, width), np.float16))
     return b.model()
 
 

@@ -12,6 +12,8 @@ from estream.models.base import Architecture
 from estream.runtime.target import Buffer, Graph, Target, TensorInfo
 from estream.runtime.tiles import half_rows
 
+_NO_ROUTER = "no router"
+
 
 class HtpState:
     """hidden float32 [max_tokens, H]; normed float16 [max_tokens, H], what experts gather; logits float32
@@ -39,6 +41,7 @@ class HtpState:
         self.block_normed = self.bound(graphs.norm, "normed")
         self._logits = self.bound(graphs.norm, "logits")
         self._logit_factor = np.float32(1)  # of the last norm's router
+        self._rest = self.bound(graphs.norm, "rest")
         self._no_router = self.allocate("no router", nbytes(graphs.norm.inputs["router"]))
 
     def allocate(self, label: str, size: int) -> Buffer:
@@ -55,8 +58,8 @@ class HtpState:
 
     def norm_weights(self, weights: dict[str, Buffer], norm: str, where: str) -> Bindings:
         """Of the norm graph: a norm's weight, and the router where `weights` has one."""
-        names = [f"norm={norm}", "router"]
-        return self.half.bindings(self._graph, {"router": self._no_router, **weights}, names, where)
+        names = [f"norm={norm}", "router" if "router" in weights else f"router={_NO_ROUTER}"]
+        return self.half.bindings(self._graph, {**weights, _NO_ROUTER: self._no_router}, names, where)
 
     def norm(self, weights: Bindings, start: int, rows: int, where: str) -> np.ndarray:
         """Norms of hidden rows, float16 [rows, H], left in `block_normed`; rows of the block beyond them are zero.
@@ -82,7 +85,8 @@ class HtpState:
         self.bytes_copied += 2 * rows * self.arch.hidden
         if where is not None:
             check_finite(self._logits.array[:rows], start, where)
-            self.logits[start : start + rows] = self._logits.array[:rows].astype(np.float32) / self._logit_factor
+            exact = self._logits.array[:rows].astype(np.float32) + self._rest.array[:rows]
+            self.logits[start : start + rows] = exact / self._logit_factor
 
 
 class Tensor:

@@ -63,13 +63,15 @@ class HalfWeights:
     ) -> Buffer:
         count = math.prod(int(size) for size in info.shape)
         nbytes = count * info.dtype.itemsize
+        if key == "router" and key in weights and weights[key].nbytes == 2 * count:
+            return self._router(weights[key], f"{where}, {key}")
         own = weights.get(key if chunk is None else f"{key}.{chunk}")
         if own is not None and own.nbytes == nbytes:
             return own
         whole = weights.get(key)
         if whole is not None and info.dtype == np.float16:
             if whole.nbytes == 4 * count * chunks:
-                whole = self._half(whole, f"{where}, {key}", router=key == "router")
+                whole = self._half(whole, f"{where}, {key}")
             # Chunks of a vector are parts of it; those of a matrix are tensors of their own.
             if whole.nbytes == nbytes * chunks and (chunks == 1 or info.shape[0] == 1):
                 return whole.part((chunk or 0) * nbytes, nbytes)
@@ -81,21 +83,31 @@ class HalfWeights:
             next_step="Pack the checkpoint again with --experts f16, int8 or int4",
         )
 
-    def _half(self, whole: Buffer, what: str, *, router: bool) -> Buffer:
-        """A router is brought near 1/4: where its weights are small, float16 has few bits for them and their logits."""
+    def _half(self, whole: Buffer, what: str) -> Buffer:
+        count = whole.nbytes // 4
+        return self._copy(whole, whole.array(np.float32, (count,)), what)
+
+    def _router(self, whole: Buffer, what: str) -> Buffer:
+        """float16 [2H, R]: a router's weights, and below them what rounding took away. They are brought near 1/4: where
+        weights are small, float16 has few bits for them and for their logits."""
+        exact = whole.array(np.float32, (whole.nbytes // 4,))
+        _, exponent = np.frexp(np.abs(exact).max(initial=0.0))
+        factor = float(np.ldexp(1.0, -2 - int(exponent))) if exact.any() else 1.0
+        scaled = exact * np.float32(factor)
+        rounded = scaled.astype(np.float16).astype(np.float32)
+        copy = self._copy(whole, np.concatenate([rounded, scaled - rounded]), what)
+        self._factors[copy.address] = factor
+        return copy
+
+    def _copy(self, whole: Buffer, exact: np.ndarray, what: str) -> Buffer:
+        """Values in float16, once per original. Raises PackageError where they do not fit."""
         if whole.address not in self._copies:
-            count = whole.nbytes // 4
-            copy = self._target.allocate(align(2 * count, _ALIGN), f"float16 {what}").part(0, 2 * count)
-            exact, factor = whole.array(np.float32, (count,)), 1.0
-            if router:
-                _, exponent = np.frexp(np.abs(exact).max(initial=0.0))
-                factor = float(np.ldexp(1.0, -2 - int(exponent))) if exact.any() else 1.0
+            copy = self._target.allocate(align(2 * exact.size, _ALIGN), f"float16 {what}").part(0, 2 * exact.size)
             with np.errstate(over="ignore"):
-                values = (exact * np.float32(factor)).astype(np.float16)
+                values = exact.astype(np.float16)
             if not np.isfinite(values).all():
                 raise PackageError(f"{what} does not fit float16", next_step="Use --backend cpu")
-            copy.array(np.float16, (count,))[...] = values
+            copy.array(np.float16, (exact.size,))[...] = values
             self._copies[whole.address] = copy
-            self._factors[copy.address] = factor
             self.nbytes += copy.nbytes
         return self._copies[whole.address]
