@@ -58,12 +58,15 @@ echo "Yes: $(wc -c < "$work/large-arena.npy") bytes are identical"
 heading "7. On the NPU: contexts for a phone, checked and run in the HTP simulator"
 # Sizes for a short prompt: the simulator computes every row of a block or tile, whether or not a token is in it.
 contexts="$package/graphs/htp/sm8650/manifest.json"
-if [ -e "$contexts" ] && cmp -s "$work/int8.packed-from.json" "$work/int8.compiled-for.json"; then
+# The stamp says which package and which graphs the contexts were compiled from.
+stamp="$work/int8.compiled-from"
+cat "$work/int8.packed-from.json" "$root"/qnn_graphs/*.py "$root"/qnn_graphs/htp/*.py | sha256sum > "$stamp.new"
+if [ -e "$contexts" ] && cmp -s "$stamp.new" "$stamp"; then
     echo "$contexts: up to date"
 else
-    rm -f "$work/int8.compiled-for.json"
+    rm -f "$stamp"
     "$venv/bin/estream" compile "$package" --soc sm8650 --rows 32 --steps 1 --ladder 2x32
-    cp "$work/int8.packed-from.json" "$work/int8.compiled-for.json"
+    mv "$stamp.new" "$stamp"
 fi
 "$venv/bin/estream" prefill "$package" --backend htp --prompt "$prompt"
 printf '\nDone in %d s.\n' "$((SECONDS - started))"
