@@ -33,7 +33,8 @@ class Engine:
     sm8650. memory: budget of the whole process in bytes or as
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
     "after-routing", "on-demand", or "auto": by each prompt's length. resident: "none" or "all" experts kept in memory.
-    pinned: the first groups of every layer's experts that stay in memory once they were read. dense: attention and head
+    pinned: the first groups of every layer's experts that stay in memory once they were read; None: as many as `memory`
+    has room for. dense: attention and head
     weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
     reference: the dequantise-then-f32 lowering. max_tokens: longest prompt; None: 4096, or the model's context where
     that is shorter.
@@ -56,7 +57,7 @@ class Engine:
         prefetch: str = "auto",
         resident: str = "none",
         dense: str = "auto",
-        pinned: int = 0,
+        pinned: int | None = None,
         reference: bool = False,
         threads: int | None = None,
         direct_io: bool = True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from estream.errors import MemoryBudgetError
 from estream.flash.groups import Homes
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
@@ -21,6 +23,7 @@ from estream.prompt import longest_prompt
 from estream.runtime import open_target
 from estream.runtime.target import Target
 from estream.solver.automatic import LANES, Configuration, budget_bytes, held_bytes, resolve
+from estream.solver.tuned import tuned
 from estream.telemetry.memory import process_memory
 from estream.telemetry.trace import Trace
 
@@ -39,7 +42,7 @@ class Options:
     prefetch: str = "auto"
     resident: str = "none"
     dense: str = "auto"
-    pinned: int = 0
+    pinned: int | None = None
     reference: bool = False
     threads: int | None = None
     direct_io: bool = True
@@ -48,6 +51,11 @@ class Options:
     soc: str | None = None
     trace: Trace | None = None
     progress: Progress | None = None
+
+    @property
+    def left_open(self) -> bool:
+        """Group, banks and lanes are ours to choose."""
+        return self.group is self.banks is self.lanes is None and self.resident == "none"
 
     def resolve(
         self, package: Package, memory: int | None = None, held: int = 0, dense_bytes: tuple[int, int] = (0, 0)
@@ -70,7 +78,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Opened:
-    """An engine's parts, ready for a prefill. `memory`: the budget in bytes."""
+    """An engine's parts, ready for a prefill. memory: the budget in bytes. tuned: group and lanes are the solver's."""
 
     package: Package
     max_tokens: int
@@ -79,6 +87,7 @@ class Opened:
     weights: DenseWeights
     parts: Parts
     configuration: Configuration
+    tuned: bool
     embedding: Embedding
     file: PoolFile
     experts: ExpertStream | ResidentExperts
@@ -91,6 +100,7 @@ class Opened:
             "graphs": self.target.graphs,
             "threads": getattr(self.target, "threads", None),
             **self.configuration.to_dict(),
+            "tuned": self.tuned,
             "memory": self.memory,
             "max_tokens": self.max_tokens,
             "tile_rows": self.parts.runner.rows,
@@ -125,7 +135,8 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     parts = open_parts(target, package, weights, max_tokens, contexts)
     now = process_memory().rss_plus_swap_bytes or 0
     held = held_bytes(now, parts.state.nbytes, parts.state.scratch_bytes, arch, max_tokens)
-    configuration = options.resolve(package, budget, held, (weights.resident_bytes, weights.paged_bytes))
+    sizes = (weights.resident_bytes, weights.paged_bytes)
+    configuration, by_profile = _configure(options, package, target, max_tokens, budget, held, sizes)
     weights.settle(configuration.dense_weights == "paged", options.trace)
     parts.attention.settle()
     parts.head.settle()
@@ -140,7 +151,30 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     cleanup.callback(experts.close)
     # Everything is open or in memory: nothing is read by name from here on.
     package.check_unchanged()
-    return Opened(package, max_tokens, budget, target, weights, parts, configuration, embedding, file, experts)
+    chosen = configuration, by_profile
+    return Opened(package, max_tokens, budget, target, weights, parts, *chosen, embedding, file, experts)
+
+
+def _configure(
+    options: Options,
+    package: Package,
+    target: Target,
+    tokens: int,
+    memory: int | None,
+    held: int,
+    dense_bytes: tuple[int, int],
+) -> tuple[Configuration, bool]:
+    """The configuration, and whether group and lanes are those that the solver chose for this measured machine."""
+    configuration = options.resolve(package, memory, held, dense_bytes)
+    choice = tuned(package, target, tokens, memory) if options.left_open else None
+    if choice is not None:
+        own = replace(options, group=choice.group, lanes=choice.lanes)
+        # The budget is a promise: what the run time holds now may leave no room for the solver's group.
+        with contextlib.suppress(MemoryBudgetError):
+            better = own.resolve(package, memory, held, dense_bytes)
+            if better.dense_weights == configuration.dense_weights:
+                return better, True
+    return configuration, False
 
 
 def _open_experts(

@@ -1,6 +1,6 @@
 """Prefills inside a memory cgroup without swap: does the promise hold, and what did it cost?
 
-    python scripts/bench_memory.py olmoe.estream --limit 1.2GiB --tokens 512
+    python -m scripts.bench_memory olmoe.estream --limit 1.2GiB --tokens 512
 
 Drops the page cache first (pages that another process cached are not charged to the group). Works with cgroup
 versions 1 and 2; needs root. Exit status 1 when the prefill does not complete or does not read what it needs.
@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench.cgroups import Cgroup
-
 from estream.units import format_bytes, parse_size
+from scripts.bench.cgroups import Cgroup
 
 
 def drop_page_cache() -> None:

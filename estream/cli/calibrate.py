@@ -41,9 +41,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Measures, writes the profile, prints it."""
     import tempfile
 
+    from estream.cache import cache_folder
     from estream.calibrate import calibrate
     from estream.errors import UsageError
-    from estream.layers.htp.find import cache_folder
     from estream.package.synth import synthesize_small
     from estream.solver.profile import load_profile, profile_path
 

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def find_profile(package: Any, path: Path | None, threads: int | None) -> DeviceProfile:
     """The profile at `path`, or the cache's of this machine. Raises ProfileError where there is none."""
+    from estream.cache import cache_folder
     from estream.errors import UsageError
-    from estream.layers.htp.find import cache_folder
     from estream.solver.profile import DeviceProfile, ProfileError, load_profile
 
     if path is not None:
@@ -120,6 +120,12 @@ def _report(plan: Plan, scaled: bool) -> str:
         + (", dense weights paged" if chosen.dense_weights == "paged" else ""),
         f"bound by  {plan.bound}. {plan.advice[0].upper()}{plan.advice[1:]}",
     ]
+    if chosen.pinned:
+        lines.insert(
+            3,
+            f"again     {format_seconds(plan.again.ttft_s)} on an open engine: {format_bytes(chosen.pinned_bytes)} of "
+            "experts stay in memory",
+        )
     if scaled:
         lines.append("note      this shape was not measured: times are scaled from another. `calibrate` it to be sure")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ DENSE_MODES = ("auto", "resident", "paged")
 GROUP_BYTES = 16 << 20  # large reads reach the device's rate; small groups free their bank sooner
 ARENA_BYTES = 256 << 20  # flash fills only free banks while attention runs
 LANES = 2
+_UNPINNED = 32 << 20  # of a budget: automatic pinning leaves it to what a process allocates later
 
 
 @dataclass(frozen=True)
@@ -61,21 +62,22 @@ def resolve(
     prefetch: str = "auto",
     resident: str = "none",
     dense: str = "auto",
-    pinned: int = 0,
+    pinned: int | None = None,
     memory: int | None = None,
     held: int = 0,
     dense_bytes: tuple[int, int] = (0, 0),
 ) -> Configuration:
     """Fills in what is None or "auto". `memory`: budget of the whole process in bytes; `held`: what everything but the
     arena and the dense weights of `dense_bytes` needs; `dense_bytes`: of these when resident, and when paged. "auto"
-    pages them only where they leave no room in the budget. `pinned`: groups of every layer, clipped to a layer's.
+    pages them only where they leave no room in the budget. `pinned`: groups of every layer, clipped to a layer's; None:
+    as many as the budget has room for beside the arena, none without a budget.
 
     Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
     for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
         # type(), not isinstance: True is no number of banks
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"--{name} must be a whole number of at least 1", asked=repr(value))
-    if type(pinned) is not int or pinned < 0:
+    if pinned is not None and (type(pinned) is not int or pinned < 0):
         raise UsageError("--pinned must be a whole number of at least 0", asked=repr(pinned))
     if pinned and resident == "all":
         raise UsageError("--pinned and --resident all exclude each other", asked=pinned, next_step="Leave one out")
@@ -139,7 +141,7 @@ class _Fit(NamedTuple):
 
 
 def _fit(
-    pool: PoolLayout, group: int | None, banks: int | None, available: int | None, resident: str, pinned: int
+    pool: PoolLayout, group: int | None, banks: int | None, available: int | None, resident: str, pinned: int | None
 ) -> _Fit | None:
     """What is used of `available` bytes, or None where nothing fits."""
     if resident == "all":
@@ -149,9 +151,12 @@ def _fit(
     # Two groups in flight are the least that can overlap; one is the least that can work. Pinned ones grow with G, too.
     wanted = min(GROUP_BYTES, arena // 2)
     if available is not None:
-        wanted = min(wanted, available // (max(2, banks or 0) + pinned * layers))
+        wanted = min(wanted, available // (max(2, banks or 0) + (pinned or 0) * layers))
     group = min(group or max(1, wanted // panel), pool.panels_per_layer)
     bank, per_layer = group * panel, -(-pool.panels_per_layer // group)
+    if pinned is None:
+        beside = 0 if available is None else available - _UNPINNED - (banks * bank if banks else max(arena, bank))
+        pinned = max(0, beside) // (layers * bank) if layers else 0
     pinned = min(pinned, per_layer)
     pinned_bytes = layers * panel * min(pinned * group, pool.panels_per_layer)
     if available is not None:

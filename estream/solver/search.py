@@ -25,13 +25,14 @@ _TIE = 0.002  # predictions closer than this are the same: the smaller arena, th
 
 @dataclass(frozen=True)
 class Plan:
-    """What `solve` chose. Seconds and bytes are predictions. bound: "flash", "compute" or "dispatch"; advice: what
-    would shorten it most."""
+    """What `solve` chose. Seconds and bytes are predictions. again: of the prefills that follow on an open engine, with
+    the pinned groups in memory. bound: "flash", "compute" or "dispatch"; advice: what would shorten it most."""
 
     tokens: int
     memory: int | None
     configuration: Configuration
     prediction: Prediction
+    again: Prediction
     peak_bytes: int
     bound: str
     advice: str
@@ -43,6 +44,7 @@ class Plan:
             "memory": self.memory,
             "configuration": asdict(self.configuration),
             "ttft_s": self.prediction.ttft_s,
+            "again_ttft_s": self.again.ttft_s,
             "bubble_rate": self.prediction.bubble_rate,
             "flash_s": self.prediction.flash_s,
             "compute_s": self.prediction.compute_s,
@@ -62,7 +64,7 @@ def solve(
     counts: Sequence[np.ndarray] | None = None,
 ) -> Plan:
     """counts: rows per expert of each MoE layer; None: drawn with uniform routing. Where the budget has no room for
-    resident dense weights they are paged; that their reads share the flash with the experts' is not predicted.
+    resident dense weights they are paged; where it has room beside the arena, groups are pinned.
 
     Raises ProfileError where the profile lacks the package's shape, MemoryBudgetError naming the smallest workable
     budget.
@@ -73,19 +75,29 @@ def solve(
     work = workload(package, shape, tokens, counts, MAX_ROWS)
     held = held_before_arena(package, profile, tokens)
     _, *sizes = dense_bytes(package)
-    fallback = resolve(pool, lanes=profile.lanes, memory=memory, held=held, dense_bytes=(sizes[0], sizes[1]))
-    held += fallback.dense_bytes
-    best = _best(package, profile, shape, work, fallback, memory, held)
-    configuration, prediction = best
-    configuration = replace(configuration, dense_weights=fallback.dense_weights, dense_bytes=fallback.dense_bytes)
+
+    def resolved(**chosen: Any) -> Configuration:
+        both = (sizes[0], sizes[1])
+        return resolve(pool, lanes=profile.lanes, memory=memory, held=held, dense_bytes=both, **chosen)
+
+    fallback = resolved(pinned=0)
+    paged = sizes[0] if fallback.dense_weights == "paged" else 0
+    found = Search(package, profile, shape, work, paged)
+    arena = ARENA_BYTES
+    if memory is not None:
+        arena = min(max(memory - held - fallback.dense_bytes, 0), max(ARENA_BYTES, fallback.arena_bytes))
+    best, prediction = found.best(arena)
+    chosen = resolved(group=best.group, banks=best.banks, prefetch=best.prefetch)
+    again = found.predict(chosen, chosen.pinned) if chosen.pinned else prediction
     return Plan(
         tokens,
         memory,
-        configuration,
+        chosen,
         prediction,
-        held + configuration.arena_bytes,
-        _bound(shape, work, prediction),
-        _advice(package, profile, shape, work, configuration, prediction),
+        again,
+        held + chosen.dense_bytes + chosen.arena_bytes + chosen.pinned_bytes,
+        found.bound(prediction),
+        found.advice(chosen, prediction),
     )
 
 
@@ -111,70 +123,65 @@ def configurations(pool: PoolLayout, arena_bytes: int, lanes: int) -> Iterator[C
         group *= 2
 
 
-def _best(
-    package: Package,
-    profile: DeviceProfile,
-    shape: Shape,
-    work: Workload,
-    fallback: Configuration,
-    memory: int | None,
-    held: int,
-) -> tuple[Configuration, Prediction]:
-    arena = ARENA_BYTES if memory is None else min(max(memory - held, 0), max(ARENA_BYTES, fallback.arena_bytes))
-    found = [
-        (one, _predict(package, profile, shape, work, one))
-        for one in configurations(package.pool, arena, profile.lanes)
-    ]
-    least = min(prediction.ttft_s for _, prediction in found)
-    equal = [pair for pair in found if pair[1].ttft_s <= (1 + _TIE) * least]
-    return min(equal, key=lambda pair: (pair[0].prefetch != "before-routing", pair[1].bytes_read, -pair[0].group))
+@dataclass(frozen=True)
+class Search:
+    """Predictions of one workload in many configurations. paged_bytes: dense weights read in every prefill."""
 
+    package: Package
+    profile: DeviceProfile
+    shape: Shape
+    work: Workload
+    paged_bytes: int
 
-def _predict(
-    package: Package, profile: DeviceProfile, shape: Shape, work: Workload, chosen: Configuration
-) -> Prediction:
-    return predict(
-        package,
-        profile,
-        shape,
-        work,
-        group=chosen.group,
-        banks=chosen.banks,
-        lanes=chosen.lanes,
-        prefetch=chosen.prefetch,
-    )
+    def predict(self, chosen: Configuration, pinned: int = 0) -> Prediction:
+        return predict(
+            self.package,
+            self.profile,
+            self.shape,
+            self.work,
+            group=chosen.group,
+            banks=chosen.banks,
+            lanes=chosen.lanes,
+            prefetch=chosen.prefetch,
+            pinned=pinned,
+            paged_bytes=self.paged_bytes,
+        )
 
+    def best(self, arena_bytes: int) -> tuple[Configuration, Prediction]:
+        """The fastest that fits the arena; of about equal ones, reading ahead, then fewer bytes, then larger groups."""
+        # Where every panel is needed, waiting for the routes saves nothing.
+        modes = ["before-routing"] + ["after-routing"] * any((seconds == 0).any() for seconds in self.work.panel_s)
+        found = [
+            (one, self.predict(one))
+            for one in configurations(self.package.pool, arena_bytes, self.profile.lanes)
+            if one.prefetch in modes
+        ]
+        least = min(prediction.ttft_s for _, prediction in found)
+        equal = [pair for pair in found if pair[1].ttft_s <= (1 + _TIE) * least]
+        return min(equal, key=lambda pair: (pair[0].prefetch != "before-routing", pair[1].bytes_read, -pair[0].group))
 
-def _bound(shape: Shape, work: Workload, prediction: Prediction) -> str:
-    if prediction.flash_s > work.compute_s:
-        return "flash"
-    dispatches = sum(int(np.count_nonzero(seconds)) for seconds in work.panel_s)
-    fixed = dispatches * (shape.panel[0][1] + shape.group_s)
-    return "dispatch" if fixed > 0.5 * work.compute_s else "compute"
+    def bound(self, prediction: Prediction) -> str:
+        """What limits the prefill."""
+        if prediction.flash_s > self.work.compute_s:
+            return "flash"
+        dispatches = sum(int(np.count_nonzero(seconds)) for seconds in self.work.panel_s)
+        fixed = dispatches * (self.shape.panel[0][1] + self.shape.group_s)
+        return "dispatch" if fixed > 0.5 * self.work.compute_s else "compute"
 
-
-def _advice(
-    package: Package,
-    profile: DeviceProfile,
-    shape: Shape,
-    work: Workload,
-    configuration: Configuration,
-    prediction: Prediction,
-) -> str:
-    """The change of one thing that would help most."""
-    faster_flash = replace(
-        profile, rates=tuple(Rate(rate.nbytes, rate.lanes, 2 * rate.bytes_per_s) for rate in profile.rates)
-    )
-    faster_compute = Workload(
-        work.tokens,
-        tuple(seconds / 2 for seconds in work.dense_s),
-        tuple(seconds / 2 for seconds in work.panel_s),
-        work.tail_s / 2,
-    )
-    options = {
-        "flash twice as fast": _predict(package, faster_flash, shape, work, configuration).ttft_s,
-        "compute twice as fast": _predict(package, profile, shape, faster_compute, configuration).ttft_s,
-        "all experts in memory": work.compute_s,
-    }
-    name, seconds = min(options.items(), key=lambda pair: pair[1])
-    return f"{name}: {seconds:.3g} s instead of {prediction.ttft_s:.3g} s"
+    def advice(self, chosen: Configuration, prediction: Prediction) -> str:
+        """The change of one thing that would help most."""
+        rates = tuple(Rate(rate.nbytes, rate.lanes, 2 * rate.bytes_per_s) for rate in self.profile.rates)
+        faster_flash = replace(self, profile=replace(self.profile, rates=rates))
+        halved = Workload(
+            self.work.tokens,
+            tuple(seconds / 2 for seconds in self.work.dense_s),
+            tuple(seconds / 2 for seconds in self.work.panel_s),
+            self.work.tail_s / 2,
+        )
+        options = {
+            "flash twice as fast": faster_flash.predict(chosen).ttft_s,
+            "compute twice as fast": replace(self, work=halved).predict(chosen).ttft_s,
+            "all experts in memory": self.work.compute_s,
+        }
+        name, seconds = min(options.items(), key=lambda pair: pair[1])
+        return f"{name}: {seconds:.3g} s instead of {prediction.ttft_s:.3g} s"

@@ -147,6 +147,30 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_works(package: Pack
     assert larger.configuration.arena_bytes > solve(package, made, 512, memory=least).configuration.arena_bytes
 
 
+def test_a_large_budget_pins_and_later_prefills_read_less(package: Package) -> None:
+    made = profile(package, bytes_per_s=1e8)
+    least = solve(package, made, 512, memory=400 << 20)
+    assert least.configuration.pinned > 0 and least.peak_bytes <= 400 << 20
+    pinned = least.configuration.pinned_bytes
+    assert least.again.bytes_read == least.prediction.bytes_read - pinned
+    saved = least.prediction.ttft_s - least.again.ttft_s
+    assert saved == pytest.approx(min(pinned / 1e8, least.prediction.wait_s), rel=0.05)
+    unlimited = solve(package, made, 512)
+    assert unlimited.configuration.pinned == 0 and unlimited.again == unlimited.prediction
+
+
+def test_reads_of_paged_dense_weights_share_the_flash(package: Package) -> None:
+    made, counts = profile(package, bytes_per_s=1e8), [np.full(16, 10)]
+    shape = made.shape(package)
+    work = workload(package, shape, 16, counts, 512)
+    alone, shared = (
+        predict(package, made, shape, work, group=1, banks=2, lanes=1, prefetch="before-routing", paged_bytes=nbytes)
+        for nbytes in (0, 10_000_000)
+    )
+    assert shared.flash_s == pytest.approx(alone.flash_s + 0.1) and shared.bytes_read == alone.bytes_read + 10_000_000
+    assert shared.ttft_s == pytest.approx(alone.ttft_s + 0.1, rel=0.02)
+
+
 def test_plan_prints_and_draws(package: Package, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile(package).write(tmp_path / "p.json")
     arguments = ["plan", str(package.path), "--tokens", "128", "--profile", str(tmp_path / "p.json")]

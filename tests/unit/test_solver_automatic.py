@@ -86,6 +86,18 @@ def test_pinned_groups_count_against_the_budget() -> None:
         resolve(OLMOE, pinned=1, memory=500 + 17 * PANEL - 1, held=500)
 
 
+def test_what_a_budget_has_beside_the_arena_is_pinned() -> None:
+    assert resolve(OLMOE).pinned == 0 and resolve(OLMOE, memory=256 << 20).pinned == 0
+    more = [resolve(OLMOE, memory=gibibytes << 30) for gibibytes in (1, 2, 4, 8)]
+    assert [chosen.pinned for chosen in more] == [3, 9, 19, 32]
+    assert [chosen.arena_bytes for chosen in more[:3]] == [resolve(OLMOE).arena_bytes] * 3
+    assert (more[3].pinned_bytes, more[3].banks) == (OLMOE.pool_bytes, 1)
+    for gibibytes, chosen in zip((1, 2, 4), more, strict=False):
+        spare = (gibibytes << 30) - chosen.arena_bytes - chosen.pinned_bytes
+        assert 32 << 20 <= spare < (32 << 20) + 17 * 2 * PANEL
+    assert resolve(OLMOE, memory=8 << 30, resident="all").pinned == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [

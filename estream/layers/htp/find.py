@@ -6,10 +6,10 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 from dataclasses import asdict
 from pathlib import Path
 
+from estream.cache import cache_folder
 from estream.errors import PackageError, TargetError
 from estream.package.contexts import (
     FOLDER,
@@ -26,7 +26,6 @@ from estream.runtime.qairt import qairt_version
 from estream.runtime.soc import DEFAULT_SOC, Soc, find_soc
 
 _log = logging.getLogger("estream.contexts")
-_CACHE = "ESTREAM_CACHE"
 
 
 def find_contexts(package: Package, soc: str | None = None) -> Contexts:
@@ -56,14 +55,6 @@ def find_contexts(package: Package, soc: str | None = None) -> Contexts:
         )
     paths = {name: folder / file_names(name)[0] for name in had.graphs}
     return Contexts(paths, chosen.name, qairt, simulated())
-
-
-def cache_folder() -> Path:
-    """Where contexts of packages without compiled ones are kept: $ESTREAM_CACHE, $XDG_CACHE_HOME/estream, ~/.cache."""
-    own = os.environ.get(_CACHE)
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "estream"
 
 
 def _can_build() -> bool:
