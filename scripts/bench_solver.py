@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,15 @@ def measure(path: Path, profile: DeviceProfile, tokens: int, memory: int) -> dic
     times: dict[tuple[int, int, int, str], list[float]] = {one: [] for one in sweep(package, plan)}
     times.setdefault(chosen, [])
     for number, one in enumerate(times):
-        times[one].append(run(path, tokens, one))
-        print(f"  {number + 1} of {len(times)}: {one} {times[one][-1]:.3f} s", file=sys.stderr)
+        with opened(path, tokens, one) as engine:
+            times[one].append(run(engine, tokens))
+        print(f"  {number + 1} of {len(times)}: {one} {times[one][-1]:.3f} s", file=sys.stderr, flush=True)
     best = sorted(times, key=lambda one: times[one][0])[:BEST]
-    for _ in range(MORE):
-        for one in dict.fromkeys([*best, chosen]):
-            times[one].append(run(path, tokens, one))
+    with ExitStack() as stack:
+        engines = {one: stack.enter_context(opened(path, tokens, one)) for one in dict.fromkeys([*best, chosen])}
+        for _ in range(MORE):
+            for one, engine in engines.items():
+                times[one].append(run(engine, tokens))
     again = [one for one in times if len(times[one]) > 1]
     fastest = min(again, key=lambda one: statistics.median(times[one]))
     own, least = statistics.median(times[chosen]), statistics.median(times[fastest])
@@ -115,15 +119,20 @@ def key(one: Configuration) -> tuple[int, int, int, str]:
     return one.group, one.banks, one.lanes, one.prefetch
 
 
-def run(path: Path, tokens: int, one: tuple[int, int, int, str]) -> float:
-    """Seconds of the second of two prefills in a new engine: the first touches the arena for the first time."""
+def opened(path: Path, tokens: int, one: tuple[int, int, int, str]) -> Engine:
+    """An engine that has run once."""
     group, banks, lanes, prefetch = one
-    with Engine(path, group=group, banks=banks, lanes=lanes, prefetch=prefetch, max_tokens=tokens) as engine:
-        ids = np.random.default_rng(0).integers(0, engine.package.architecture.vocab, tokens)
-        engine.prefill(ids[: min(tokens, 16)])
-        seconds = engine.prefill(ids).stats.ttft_s
-        assert seconds is not None
-        return seconds
+    engine = Engine(path, group=group, banks=banks, lanes=lanes, prefetch=prefetch, max_tokens=tokens)
+    engine.prefill([1], logits=None)
+    return engine
+
+
+def run(engine: Engine, tokens: int) -> float:
+    """Seconds of a prefill."""
+    ids = np.random.default_rng(0).integers(0, engine.package.architecture.vocab, tokens)
+    seconds = engine.prefill(ids).stats.ttft_s
+    assert seconds is not None
+    return seconds
 
 
 def line(one: dict[str, Any]) -> str:
