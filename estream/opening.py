@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from estream.errors import MemoryBudgetError
+from estream.errors import MemoryBudgetError, UsageError
 from estream.flash.groups import Homes
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
@@ -125,6 +125,8 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     budget = budget_bytes(options.memory)
     options.resolve(package)
     target = options.backend
+    if options.soc is not None and target == "cpu":
+        raise UsageError("--soc is of target htp", asked=options.soc, next_step="Give --backend htp, or leave it out")
     if isinstance(target, str):
         target = open_target(target, threads=options.threads, reference=options.reference, soc=options.soc)
     cleanup.callback(target.close)

@@ -29,6 +29,7 @@ from estream.layers.htp.calls import dense_calls, expert_calls
 from estream.models.base import Architecture, LayerPlan
 from estream.package.chunks import head_groups
 from estream.package.layout import default_dense, head_slices
+from estream.routing import near_ties
 from qnn_graphs.htp.build import HtpPlan, build_graphs, default_plan
 from qnn_graphs.htp.expert import ExpertGraph
 from scripts.lowering.cache import ReportCache
@@ -117,12 +118,14 @@ def even_layer(
 def prefill(arch: Architecture, plan: HtpPlan, slices: int, graphs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """DDR traffic in bytes of LONG tokens, logits of the last one, by graph."""
     random = np.random.default_rng(0)
-    counts = {}
+    counts, near = {}, []
     for layer in arch.moe_layers:
-        chosen = np.argsort(random.random((LONG, arch.experts)), axis=1)[:, : arch.top_k]
+        logits = random.standard_normal((LONG, arch.experts), dtype=np.float32)
+        chosen = np.argsort(logits, axis=1)[:, -arch.top_k :]
         counts[layer] = np.bincount(chosen.reshape(-1), minlength=arch.experts).tolist()
+        near.append(len(near_ties(logits, arch.top_k)))
     groups = head_groups(arch.attention).groups
-    calls = dense_calls(arch, LONG, rows=plan.rows, steps=plan.steps, groups=groups, slices=slices)
+    calls = dense_calls(arch, LONG, rows=plan.rows, steps=plan.steps, groups=groups, slices=slices, near=near)
     ladder = sorted(plan.ladder, key=lambda rung: -rung[1])
     calls += expert_calls(arch, LONG, counts, width=plan.width, ladder=ladder)
     by_graph = {graph: {"calls": calls[graph], "traffic": calls[graph] * _traffic(graphs[graph])} for graph in graphs}

@@ -1,6 +1,6 @@
 """The `estream` command: parses the arguments, runs one command, turns errors into messages and exit statuses.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads our output.
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads our output, 143 terminated.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from estream.cli import (
@@ -36,6 +39,11 @@ COMMANDS = (pack, synth, inspect, verify, compile, calibrate, plan, prefill, sel
 
 INTERRUPTED = 128 + 2  # what a shell reports for SIGINT
 BROKEN_PIPE = 128 + 13  # and for SIGPIPE
+TERMINATED = 128 + 15  # and for SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what was begun is undone, as after Ctrl-C."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,6 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status. argparse leaves by SystemExit (usage: 2, --help: 0)."""
+    with _sigterm_raises():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     args, console, debug = argparse.Namespace(), Console(), bool(os.environ.get("ESTREAM_DEBUG"))
     try:
         args = _parsed(argv)
@@ -99,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return BROKEN_PIPE
+    except Terminated:
+        console.error("terminated")
+        return TERMINATED
     except KeyboardInterrupt:
         console.error("interrupted")
         return INTERRUPTED
@@ -125,6 +141,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "" if debug else " This is a bug in EStream: run again with -vv for the traceback."
         console.error(f"error: unexpected {type(error).__name__}: {error}.{hint}")
         return 1
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Temporary folders go and outputs are whole or absent when a supervisor stops us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a program that calls main() from a thread has its own handler
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:

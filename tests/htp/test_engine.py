@@ -17,12 +17,14 @@ from estream.layers.htp.slots import Slots, Work, panel_inputs
 from estream.layers.observe import Rows
 from estream.package.chunks import head_groups
 from estream.package.layout import PanelLayout
+from estream.routing import near_ties
 from estream.runtime import open_target
 from estream.runtime.mock import MockTarget
 from estream.selftest import selftest
 from tests.support.choices import Choices
 from tests.support.htp_packages import SMALL, compiled
 from tests.support.packages import packed
+from tests.support.schemes import dense_matrix, rms_norm
 from tests.support.tiny_checkpoints import TinyCheckpoint, prompt
 
 LENGTHS = (1, 31, 32, 33, 130, 600)
@@ -105,8 +107,15 @@ def test_bound_addresses_are_fixed(olmoe: Made) -> None:
     assert pairs([100, 100]) == pairs([100, 1, 33, 100, 64, 99])
 
 
-def test_calls_of_graphs_are_the_predicted_ones(made: Made) -> None:
-    tokens, counts = 130, {}
+def test_calls_of_graphs_are_the_predicted_ones(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, counts, near = 130, {}, []
+
+    def spy(logits: np.ndarray, top_k: int) -> np.ndarray:
+        rows = near_ties(logits, top_k)
+        near.append(len(rows))
+        return rows
+
+    monkeypatch.setattr("estream.layers.htp.attention.near_ties", spy)
 
     def watch(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
         if graph == "o_router":
@@ -125,6 +134,7 @@ def test_calls_of_graphs_are_the_predicted_ones(made: Made) -> None:
             steps=SMALL["steps"],
             groups=head_groups(arch.attention).groups,
             slices=package.head_slices,
+            near=near,
         ) + expert_calls(
             arch,
             tokens,
@@ -132,7 +142,7 @@ def test_calls_of_graphs_are_the_predicted_ones(made: Made) -> None:
             width=package.pool.panel.width,
             ladder=rungs,
         )
-        assert target.runs == expected
+        assert target.runs == expected and len(near) == len(arch.moe_layers)
 
 
 def test_selftest_passes(olmoe: Made) -> None:
@@ -225,6 +235,27 @@ def test_a_router_with_tiny_weights_keeps_its_precision(tmp_path: Path) -> None:
     (expected,) = tiny.router_logits(ids)
     assert np.abs(expected).max() < 1e-4
     assert np.linalg.norm(seen[0] - expected) < 4e-3 * np.linalg.norm(expected)
+
+
+def test_near_ties_are_decided_by_float32_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of router logits against float64 of the same hidden rows, before and after."""
+    package, _ = compiled(tmp_path, "qwen2_moe", experts="f16", num_hidden_layers=1)
+    seen: dict[str, np.ndarray] = {}
+
+    def keep(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
+        if graph == "o_router":
+            seen.update({name: arrays[name].astype(np.float64) for name in ("hidden", "logits")})
+
+    errors = []
+    for chosen in (lambda logits, top_k: np.arange(0), lambda logits, top_k: np.arange(len(logits))):
+        monkeypatch.setattr("estream.layers.htp.attention.near_ties", chosen)
+        with Engine(package, "htp", max_tokens=40) as engine:
+            engine.prefill(prompt(40), logits=None, observe=keep)
+            found = engine.package
+        norm, router = (dense_matrix(found, f"layers.0.{name}").astype(np.float64) for name in ("ffn_norm", "router"))
+        exact = rms_norm(seen["hidden"], norm, found.architecture.norm_eps) @ router
+        errors.append(np.linalg.norm(seen["logits"] - exact) / np.linalg.norm(exact))
+    assert errors[0] > 1e-4 and errors[1] < 2e-6, errors
 
 
 def test_nan_is_named_by_layer(olmoe: Made) -> None:

@@ -152,13 +152,13 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Ctrl-C once it is in the middle: (exit status, stderr)."""
+def interrupted(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[int, str]:
+    """Ctrl-C, or another signal, once it is in the middle: (exit status, stderr)."""
     assert process.stdout is not None
     while (line := process.stdout.readline()) not in ("ready\n", ""):
         pass
     assert line, process.communicate()[1]
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     return process.returncode, err
 
@@ -175,11 +175,14 @@ HashedFile.write = stopping
 """
 
 
-def test_interrupted_pack(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_interrupted_pack(tmp_path: Path, number: int, status: int, said: str) -> None:
     make_checkpoint(tmp_path)
     (tmp_path / "out").mkdir()
     process = start(PACK_STOPS, "pack", str(tmp_path / "checkpoint"), str(tmp_path / "out" / "m.estream"))
-    assert interrupted(process) == (130, "estream: interrupted\n")
+    assert interrupted(process, number) == (status, f"estream: {said}\n")
     assert os.listdir(tmp_path / "out") == []
 
 

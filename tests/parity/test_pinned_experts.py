@@ -103,3 +103,5 @@ def test_values_that_cannot_be_meant(tmp_path: Path) -> None:
         Engine(package, pinned=-1)
     with pytest.raises(UsageError, match="--pinned and --resident all exclude each other"):
         Engine(package, pinned=1, resident="all")
+    with pytest.raises(UsageError, match="--soc is of target htp"):
+        Engine(package, soc="sm8650")

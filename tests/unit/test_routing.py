@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estream.models.base import Choice
-from estream.routing import RouteTable, split_rows
+from estream.routing import RouteTable, near_ties, split_rows
 
 
 def _choice(experts: list[list[int]], gates: list[list[float]]) -> Choice:
@@ -60,3 +60,20 @@ def test_every_choice_appears_once_with_its_gate(data: st.DataObject) -> None:
     expected = np.zeros_like(dense)
     np.put_along_axis(expected, chosen.astype(np.int64), gates, axis=1)
     assert np.array_equal(dense, expected)
+
+
+def test_near_ties_are_gaps_at_the_border_only() -> None:
+    logits = np.array(
+        [
+            [4.0, 3.0, 2.0, 1.0],  # far apart
+            [4.0, 2.001, 2.0, 1.0],  # the second and the third are close
+            [4.0, 3.999, 2.0, 1.0],  # close, but both are chosen
+            [4.0, 3.0, 1.001, 1.0],  # close, and neither is
+            [2.0, 2.0, 2.0, 2.0],
+            [1e4, 1e4 - 3, 1e4 - 6, 1e4 - 9],  # beside its size
+            [0.0, 0.0, 0.0, 0.0],
+        ],
+        np.float32,
+    )
+    assert near_ties(logits, 2).tolist() == [1, 4, 5, 6]
+    assert near_ties(logits, 4).tolist() == [] == near_ties(logits[:0], 2).tolist()

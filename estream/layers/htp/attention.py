@@ -15,6 +15,7 @@ from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
 from estream.package.chunks import head_groups
 from estream.package.reader import Package
+from estream.routing import near_ties
 from estream.runtime.target import Buffer
 
 _STATE = ("max", "sum", "attn")
@@ -65,6 +66,11 @@ class HtpAttention:
         o.bind()
         for prompt in prompts:
             self._run_prompt(plan, prompt, cos, sin, observe)
+        if plan.ffn == "moe":
+            arch, state = self._state.arch, self._state
+            rows = near_ties(state.logits[: prompts[-1].stop, : arch.experts], arch.top_k)
+            own = self._weights.vectors(f"layers.{plan.index}")["ffn_norm"]
+            state.refine(self._norms[plan.index][1], own.array(np.float32, (arch.hidden,)), rows)
 
     def _run_prompt(
         self, plan: LayerPlan, prompt: slice, cos: np.ndarray, sin: np.ndarray, observe: Observer | None

@@ -10,10 +10,13 @@ from estream.layers.htp.masks import first_block
 from estream.models.base import Architecture
 
 
-def dense_calls(arch: Architecture, tokens: int, *, rows: int, steps: int, groups: int, slices: int) -> Counter[str]:
+def dense_calls(
+    arch: Architecture, tokens: int, *, rows: int, steps: int, groups: int, slices: int, near: Sequence[int]
+) -> Counter[str]:
     """Calls of norm, qkv, attention, o and head for one prompt whose last token's logits are asked for.
 
-    rows: of a block. steps: key blocks per attention call. groups: of query heads. slices: of the head.
+    rows: of a block. steps: key blocks per attention call. groups: of query heads. slices: of the head. near: tokens of
+    each MoE layer whose experts are near ties (`routing.near_ties`).
     """
     blocks, layers = -(-tokens // rows), len(arch.layers)
     attention = sum(
@@ -21,9 +24,9 @@ def dense_calls(arch: Architecture, tokens: int, *, rows: int, steps: int, group
         for plan in arch.layers
         for block in range(blocks)
     )
-    return Counter(
-        norm=2 * blocks * layers + 1, qkv=blocks * layers, attention=attention, o=blocks * layers, head=slices
-    )
+    refined = sum(-(-count // rows) for count in near)
+    each = blocks * layers
+    return Counter(norm=2 * each + refined + 1, qkv=each, attention=attention, o=each, head=slices)
 
 
 def expert_calls(

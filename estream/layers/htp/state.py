@@ -9,10 +9,12 @@ from estream.layers.htp.weights import Bindings, HalfWeights
 from estream.layers.state import check_finite
 from estream.layers.weights import DenseWeights
 from estream.models.base import Architecture
+from estream.routing import split_rows
 from estream.runtime.target import Buffer, Graph, Target, TensorInfo
 from estream.runtime.tiles import half_rows
 
 _NO_ROUTER = "no router"
+_LEAST_REST = 1e-12  # stands in for the root mean square of a rest of zeros
 
 
 class HtpState:
@@ -69,14 +71,9 @@ class HtpState:
         hidden = self.hidden[start : start + rows]
         check_finite(hidden, start, where)
         values, _ = half_rows(hidden)
-        self._rows.array[:rows] = values
-        self._rows.array[rows:] = 0
-        weights.bind()
-        self._logit_factor = np.float32(self.half.factor(weights.buffers["router"]))
-        self._graph.run()
+        self._run_norm(weights, values)
         normed = self.block_normed.array[:rows]
         check_finite(normed, start, where)
-        self.bytes_copied += values.nbytes
         return normed
 
     def keep(self, start: int, rows: int, where: str | None = None) -> None:
@@ -85,8 +82,48 @@ class HtpState:
         self.bytes_copied += 2 * rows * self.arch.hidden
         if where is not None:
             check_finite(self._logits.array[:rows], start, where)
-            exact = self._logits.array[:rows].astype(np.float32) + self._rest.array[:rows]
-            self.logits[start : start + rows] = exact / self._logit_factor
+            self.logits[start : start + rows] = self._block_logits(rows)
+
+    def refine(self, weights: Bindings, norm: np.ndarray, rows: np.ndarray) -> None:
+        """Adds to the router logits of `rows` what rounding kept from `normed`: the same graph on the rest.
+
+        weights: of the norm that `normed` came from. norm: its weight, float32 [H]. The rest of a row is brought to a
+        mean square of 1, at which the graph's own norm does next to nothing, and its logits are scaled back. What
+        remains of the error of float16 is its square.
+        """
+        graph_norm = weights.buffers["norm"].array(np.float16, norm.shape).astype(np.float32)
+        inverse = np.divide(1, graph_norm, out=np.zeros_like(graph_norm), where=graph_norm != 0)
+        for piece in split_rows(len(rows), self.block):
+            block = rows[piece]
+            exact = self.hidden[block]
+            exact /= _root_mean_square(exact, self.arch.norm_eps)
+            exact *= norm
+            exact -= self.normed[block]
+            exact *= inverse
+            scale = np.maximum(_root_mean_square(exact, 0.0), np.float32(_LEAST_REST))
+            values = (exact / scale).astype(np.float16)
+            self._run_norm(weights, values)
+            scale *= _root_mean_square(values.astype(np.float32), self.arch.norm_eps)
+            self.logits[block] += scale * self._block_logits(len(block))
+
+    def _run_norm(self, weights: Bindings, values: np.ndarray) -> None:
+        """values: float16, at most a block of rows."""
+        self._rows.array[: len(values)] = values
+        self._rows.array[len(values) :] = 0
+        weights.bind()
+        self._logit_factor = np.float32(self.half.factor(weights.buffers["router"]))
+        self._graph.run()
+        self.bytes_copied += values.nbytes
+
+    def _block_logits(self, rows: int) -> np.ndarray:
+        """Of the last norm's rows, float32 [rows, R]."""
+        return (self._logits.array[:rows].astype(np.float32) + self._rest.array[:rows]) / self._logit_factor
+
+
+def _root_mean_square(values: np.ndarray, epsilon: float) -> np.ndarray:
+    """float32 [rows, 1]."""
+    square = np.einsum("ij,ij->i", values, values)[:, None] / np.float32(values.shape[1])
+    return np.asarray(np.sqrt(square + np.float32(epsilon)))
 
 
 class Tensor:
