@@ -79,18 +79,18 @@ class ContextManifest:
     @classmethod
     def read(cls, folder: Path) -> ContextManifest:
         """Raises PackageError naming what is wrong with the document."""
-        path = folder / MANIFEST
+        path, step = folder / MANIFEST, _AGAIN.format(folder.parents[2], folder.name)
         try:
             raw = json.loads(read_small(path, JSON_BYTES))
         except OSError as problem:
-            raise PackageError(f"{path}: {problem.strerror}") from problem
+            raise PackageError(f"{path}: {problem.strerror}", next_step=step) from problem
         except (ValueError, RecursionError) as problem:
-            raise PackageError(f"{path} is not valid JSON: {problem}") from problem
+            raise PackageError(f"{path} is not valid JSON: {problem}", next_step=step) from problem
         if not isinstance(raw, dict):
-            raise PackageError(f"{path}: not an object", had=brief(raw))
+            raise PackageError(f"{path}: not an object", had=brief(raw), next_step=step)
         for name, value in (("format", FORMAT), ("version", VERSION)):
             if raw.pop(name, None) != value:
-                raise PackageError(f"{path}: field {name} is not {value}")
+                raise PackageError(f"{path}: field {name} is not {value}", next_step=step)
         try:
             graphs = {
                 name: ContextEntry(
@@ -105,7 +105,7 @@ class ContextManifest:
                     raise ValueError(f"files of graph {name}")
             return cls(graphs=graphs, **raw)
         except (TypeError, KeyError, AttributeError, ValueError) as problem:
-            raise PackageError(f"{path}: a field is missing or unknown: {problem}") from problem
+            raise PackageError(f"{path}: a field is missing or unknown: {problem}", next_step=step) from problem
 
 
 def context_folders(package: Path) -> list[Path]:
