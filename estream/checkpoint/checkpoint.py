@@ -115,7 +115,7 @@ class Checkpoint:
         return family(model_type).from_config(self.config)
 
     def read(self, source: Source) -> np.ndarray:
-        """The tensor as float32, picked and transposed, C-contiguous.
+        """The tensor as float32, picked, transposed and scaled, C-contiguous.
 
         Only the picked bytes are read as long as they are one piece (indices, then at most one slice). Memory is
         the result plus a few MiB. Raises CheckpointError: no such tensor, another shape, not a float dtype, I/O.
@@ -136,6 +136,8 @@ class Checkpoint:
         if rest:
             result = result[rest]
             result = np.ascontiguousarray(result.T if source.transpose else result)
+        if source.scale != 1.0:
+            result *= np.float32(source.scale)
         return result
 
     def gather(self, sources: Sources) -> np.ndarray:

@@ -99,16 +99,18 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a packed tensor comes from: a checkpoint tensor, a piece of it, and whether to transpose.
+    """Where a packed tensor comes from: a checkpoint tensor, a piece of it, whether to transpose, and a factor.
 
     `shape` is the checkpoint tensor's whole shape (checked). `pick` indexes it first (fused tensors).
     Hugging Face stores linear weights [out, in]; graphs take [in, out]: `transpose`.
+    `scale` multiplies the values, in float32: what a family's config multiplies activations with goes into the weights.
     """
 
     name: str
     shape: tuple[int, ...]
     pick: tuple[int | slice, ...] = ()
     transpose: bool = False
+    scale: float = 1.0
 
 
 # A packed tensor is one source, or several side by side along the last axis (after the transpose).

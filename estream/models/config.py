@@ -34,8 +34,12 @@ _LARGEST = 2**31 - 1
 _MOST = {"num_hidden_layers": 4096, "experts": 4096, "vocab_size": 1 << 24}
 
 
-def read_config(cls: type[Config], raw: Mapping[str, Any], model_type: str) -> Config:
+def read_config(
+    cls: type[Config], raw: Mapping[str, Any], model_type: str, *, aliases: Mapping[str, str] | None = None
+) -> Config:
     """Builds the frozen dataclass `cls` (with a field `rope_theta`) from config.json or from its own `asdict`.
+
+    aliases: field by the other name that some version of transformers writes for it.
 
     An omitted field takes the dataclass's default, which is transformers' own. A field that is neither in `cls` nor in
     HARMLESS is an error, unless it is null. Raises UnsupportedModelError or CheckpointError.
@@ -50,6 +54,7 @@ def read_config(cls: type[Config], raw: Mapping[str, Any], model_type: str) -> C
             had=brief(method),
             next_step="Pack the original f32, f16 or bf16 checkpoint; EStream quantises by itself (--experts int8)",
         )
+    raw = _renamed(raw, aliases or {})
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -65,6 +70,16 @@ def read_config(cls: type[Config], raw: Mapping[str, Any], model_type: str) -> C
             next_step="They may change the arithmetic; if they do not, add them to estream/models/config.py",
         )
     return cls(**values)
+
+
+def _renamed(raw: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    renamed = dict(raw)
+    for other, name in aliases.items():
+        value = renamed.pop(other, None)
+        if value is not None and renamed.setdefault(name, value) != value:
+            had = f"{brief(renamed[name])} and {brief(value)}"
+            raise CheckpointError(f"config.json: {name} and {other} are one field and differ", had=had)
+    return renamed
 
 
 def check_decoder(config: Any, *, experts: int, positive: tuple[str, ...]) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from estream.errors import CheckpointError, UnsupportedModelError, brief
+from estream.errors import CheckpointError, UnsupportedModelError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import sigmoid, softmax, top_k
 from estream.models.config import check_decoder, read_config
 from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sparse_layers import check_sparse_layers, is_moe
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Qwen2MoeConfig:
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     def is_moe(self, layer: int) -> bool:
-        return layer not in (self.mlp_only_layers or ()) and (layer + 1) % self.decoder_sparse_step == 0
+        return is_moe(self, layer)
 
     def window(self, layer: int) -> int | None:
         """transformers' rule: layer_types where it is given, else every other layer below max_window_layers."""
@@ -70,14 +71,7 @@ class Qwen2MoeConfig:
     def __post_init__(self) -> None:
         sizes = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
         check_decoder(self, experts=self.num_experts, positive=(*sizes, "num_experts", "decoder_sparse_step"))
-        layers = range(self.num_hidden_layers)
-        outside = [layer for layer in self.mlp_only_layers or () if layer not in layers]
-        if outside:
-            raise CheckpointError("config.json: mlp_only_layers", asked=f"0 to {layers[-1]}", had=brief(outside))
-        if len(set(self.mlp_only_layers or ())) != len(self.mlp_only_layers or ()):
-            raise CheckpointError("config.json: mlp_only_layers names a layer twice", had=brief(self.mlp_only_layers))
-        if not any(map(self.is_moe, layers)):
-            raise UnsupportedModelError("config.json: no layer has experts (mlp_only_layers, decoder_sparse_step)")
+        check_sparse_layers(self)
         if self.layer_types is not None:
             unknown = set(self.layer_types) - {"full_attention", "sliding_attention"}
             if unknown:

@@ -20,18 +20,7 @@ def architectures() -> dict[str, Architecture]:
     """By name. deepseek-v2-lite: its experts and sizes with plain attention (16 heads of 128) in the place of MLA."""
     return {
         "olmoe": _preset("olmoe-1b-7b"),
-        "qwen3-30b-a3b": Architecture(
-            family="qwen3_moe",
-            hidden=2048,
-            vocab=151936,
-            context=40960,
-            norm_eps=1e-6,
-            attention=Attention(32, 4, 128, Rope(1e6), qk_norm="head"),
-            layers=_layers(48),
-            experts=128,
-            top_k=8,
-            expert_intermediate=768,
-        ),
+        "qwen3-30b-a3b": _preset("qwen3-30b-a3b"),
         "deepseek-v2-lite": Architecture(
             family="deepseek_v2",
             hidden=2048,

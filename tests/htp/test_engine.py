@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "olmoe": {"clip_qkv": 2.0},
     "mixtral": {"sliding_window": 41, "num_key_value_heads": 1},
     "qwen2_moe": {"num_hidden_layers": 3, "mlp_only_layers": [1], "num_key_value_heads": 4},
+    "qwen3_moe": {"head_dim": 16, "norm_topk_prob": True, "num_key_value_heads": 1},
+    "granitemoe": {"num_experts_per_tok": 4},
 }
 Made = tuple[Path, TinyCheckpoint]
 

@@ -25,6 +25,16 @@ CASES: list[tuple[str, int | None, dict[str, Any]]] = [
                        "seed": 1}),
     ("qwen2_moe", None, {"num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2, "seed": 2,
                          "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("qwen3_moe", None, {"norm_topk_prob": True, "head_dim": 16}),
+    ("qwen3_moe", 32, {"moe_intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "use_sliding_window": True,
+                       "sliding_window": 19, "num_key_value_heads": 1, "seed": 1}),
+    ("qwen3_moe", None, {"num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2, "head_dim": 10,
+                         "attention_bias": True, "tie_word_embeddings": True, "seed": 2, "dtype": "bf16"}),
+    ("granitemoe", None, {}),
+    ("granitemoe", 32, {"intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "tie_word_embeddings": True,
+                        "num_key_value_heads": 1, "seed": 1}),
+    ("granitemoe", None, {"attention_bias": True, "num_key_value_heads": 4, "num_experts_per_tok": 8, "seed": 2,
+                          "dtype": "bf16", "attention_multiplier": 0.125, "logits_scaling": 6.0}),
 ]  # fmt: skip
 
 

@@ -27,6 +27,11 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
                    "max_window_layers": 2}, 21),
     ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 1,
                    "layer_types": ["full_attention", "sliding_attention"]}, 8),
+    ("qwen3_moe", {"head_dim": 12}, 33),
+    ("qwen3_moe", {"norm_topk_prob": True, "attention_bias": True, "use_sliding_window": True, "sliding_window": 5,
+                   "num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2}, 21),
+    ("granitemoe", {}, 33),
+    ("granitemoe", {"attention_bias": True, "tie_word_embeddings": True, "seed": 1, "dtype": "f16"}, 17),
 ]  # fmt: skip
 
 
@@ -45,7 +50,7 @@ def test_logits_equal_transformers(tmp_path: Path, family: str, options: dict[st
     assert np.abs(expected[1:] - expected[:-1]).max() > 0.3
 
 
-@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("family", sorted(tiny_checkpoints.FAMILIES))
 def test_every_expert_of_a_tiny_checkpoint_is_used(tmp_path: Path, family: str) -> None:
     tiny = tiny_checkpoints.FAMILIES[family](tmp_path)
     with Checkpoint.open(tmp_path) as checkpoint:

@@ -59,6 +59,8 @@ def _attention(family: Family, plan: LayerPlan, x: np.ndarray, w: dict[str, np.n
         q, k, v = (np.clip(value, -a.clip, a.clip) for value in (q, k, v))
     n = len(x)
     q, k, v = (value.reshape(n, -1, a.head_dim).swapaxes(0, 1) for value in (q, k, v))
+    if a.qk_norm == "head":
+        q, k = _norm(q, w["q_norm"], eps), _norm(k, w["k_norm"], eps)
     cos, sin = rope_tables(a.rope, a.head_dim, np.arange(n))
     q, k = (_rotate(value, cos, sin) for value in (q, k))
     k, v = (np.repeat(value, a.heads // a.kv_heads, axis=0) for value in (k, v))

@@ -62,7 +62,33 @@ def qwen2_moe(path: Path, **options: Any) -> TinyCheckpoint:
     return _write(path, transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM, defaults | options)
 
 
-FAMILIES = {"olmoe": olmoe, "mixtral": mixtral, "qwen2_moe": qwen2_moe}
+def qwen3_moe(path: Path, **options: Any) -> TinyCheckpoint:
+    """Qwen3-MoE with 4 heads on 2 kv heads, 8 experts of 24, top 3, dense layers of 56."""
+    defaults = {"intermediate_size": 56, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
+    return _write(path, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, defaults | options)
+
+
+def granitemoe(path: Path, **options: Any) -> TinyCheckpoint:
+    """GraniteMoE with 4 heads on 2 kv heads, 8 experts of 24, top 3, and no multiplier one would not notice."""
+    defaults = {
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "embedding_multiplier": 1.7,
+        "logits_scaling": 0.8,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.5,
+    }
+    return _write(path, transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM, defaults | options)
+
+
+FAMILIES = {
+    "olmoe": olmoe,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "granitemoe": granitemoe,
+}
 
 
 def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, Any]) -> TinyCheckpoint:

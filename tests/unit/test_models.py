@@ -47,6 +47,28 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "transformers_version": "4.39.0.dev0", "use_cache": True, "use_sliding_window": False,
         "vocab_size": 151936,
     },
+    "granitemoe": {  # granite-3.1-3b-a800m
+        "architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
+        "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+        "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 512,
+        "logits_scaling": 6.0, "max_position_embeddings": 131072, "model_type": "granitemoe",
+        "num_attention_heads": 24, "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_local_experts": 40, "output_router_logits": False, "pad_token_id": 0, "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.47.0", "use_cache": True,
+        "vocab_size": 49155,
+    },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+        "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
 }  # fmt: skip
 
 
@@ -55,9 +77,11 @@ def _model(model_type: str, /, **changes: Any) -> Family:
 
 
 def test_families_are_found() -> None:
-    assert families() == ("mixtral", "olmoe", "qwen2_moe")
+    assert families() == ("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
     assert family("olmoe").name == "olmoe"
-    with pytest.raises(UnsupportedModelError, match=r"asked 'bert', had mixtral, olmoe, qwen2_moe"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"asked 'bert', had granitemoe, mixtral, olmoe, qwen2_moe, qwen3_moe"
+    ):
         family("bert")
 
 
@@ -97,6 +121,37 @@ def test_qwen2_moe_architecture() -> None:
     assert (a.shared_intermediate, a.shared_gate, a.dense_intermediate) == (5632, True, 0)
     assert (a.attention.qkv_bias, a.attention.o_bias, a.attention.qk_norm) == (True, False, "none")
     assert {plan.window for plan in a.layers} == {None}
+
+
+def test_qwen3_moe_architecture() -> None:
+    a = _model("qwen3_moe").architecture()
+    assert (a.experts, a.router_width, a.top_k, a.expert_intermediate) == (128, 128, 8, 768)
+    assert (a.attention.q_width, a.attention.kv_width, a.attention.qk_norm) == (4096, 512, "head")
+    assert (a.shared_intermediate, a.dense_intermediate, a.shared_gate) == (0, 0, False)
+    assert {plan.window for plan in a.layers} == {None}
+    slides = _model("qwen3_moe", use_sliding_window=True, sliding_window=9, num_hidden_layers=2).architecture()
+    assert [plan.window for plan in slides.layers] == [9, 9]
+
+
+def test_a_field_under_its_other_name() -> None:
+    raw = {name: value for name, value in PUBLIC["qwen3_moe"].items() if name != "num_experts"}
+    assert family("qwen3_moe").from_config(raw | {"num_local_experts": 16}).architecture().experts == 16
+    assert _model("qwen3_moe", num_local_experts=128).architecture().experts == 128
+    with pytest.raises(CheckpointError, match=r"num_experts and num_local_experts are one field.*128 and 16"):
+        _model("qwen3_moe", num_local_experts=16)
+
+
+def test_granitemoe_multipliers_are_factors_of_weights() -> None:
+    model = _model("granitemoe")
+    a = model.architecture()
+    assert (a.experts, a.top_k, a.expert_intermediate, a.attention.kv_heads) == (40, 8, 512, 8)
+    sources, whole = model.layer_sources(0), model.model_sources(["lm_head.weight"])
+    assert sources["q"][0].scale == 0.015625 * 8 and sources["k"][0].scale == 1  # head size 64
+    assert sources["o"][0].scale == model.expert_sources(0, 3).down.scale == 0.22
+    assert (whole["embed"][0].scale, whole["head"][0].scale) == (12, 1 / 6)
+    up = model.expert_sources(1, 3).up
+    assert up.name == "model.layers.1.block_sparse_moe.input_linear.weight"
+    assert (up.shape, up.pick) == ((40, 1024, 1536), (3, slice(512, 1024)))
 
 
 def test_qwen2_moe_layer_plan() -> None:
