@@ -13,21 +13,6 @@ import numpy as np
 
 from estream.models.base import Choice
 
-_NEAR = 2.0**-9  # of a row's logits: some twenty times what float16 rows leave uncertain
-
-
-def near_ties(logits: np.ndarray, top_k: int) -> np.ndarray:
-    """Rows in which the last chosen expert and the first one left out are so close that rounding may swap them.
-
-    logits: float32 [N, E], chosen by size. Returns ascending row numbers, int64.
-    """
-    if top_k >= logits.shape[1]:
-        return np.arange(0)
-    ordered = np.sort(logits, axis=1)
-    gap = ordered[:, -top_k] - ordered[:, -top_k - 1]
-    size = ordered[:, -1] - ordered[:, 0] + np.abs(logits).max(axis=1)
-    return np.flatnonzero(gap <= np.float32(_NEAR) * size)
-
 
 @dataclass(frozen=True)
 class Tile:

@@ -37,13 +37,13 @@ def build_graphs(
     for scheme, known in ((experts, SCHEMES), (dense, DENSE_SCHEMES)):
         if scheme not in known:
             raise ValueError(f"weight scheme {scheme!r} is none of {known}")
-    hidden, eps = architecture.hidden, architecture.norm_eps
+    hidden = architecture.hidden
     graphs = {
         "qkv": build_qkv(architecture, dense, target),
         "expert": build_expert(PanelLayout(hidden, panel_width, experts), target),
         "gather": build_gather(hidden),
         "scatter_add": build_scatter_add(hidden),
-        "final_norm": build_final_norm(hidden, eps),
+        "final_norm": build_final_norm(architecture),
         "head": build_head(architecture, head_width, dense, target),
     }
     for plan in architecture.layers:

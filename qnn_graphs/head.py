@@ -8,14 +8,14 @@ from estream.models.base import Architecture
 from estream.package.chunks import linear_chunks
 from qnn_graphs.builder import ROWS, Builder
 from qnn_graphs.linear import declare_weight, linear
-from qnn_graphs.norm import rms_norm
+from qnn_graphs.norm import residual_norm
 
 
-def build_final_norm(hidden: int, eps: float) -> onnx.ModelProto:
+def build_final_norm(arch: Architecture) -> onnx.ModelProto:
     """hidden [rows, H], final_norm [H] → normed [rows, H]: once per row, however many slices the head has."""
     b = Builder("final_norm")
-    x, weight = b.input("hidden", (ROWS, hidden)), b.input("final_norm", (hidden,))
-    rms_norm(b, x, weight, eps, out=b.output("normed", (ROWS, hidden)))
+    x = b.input("hidden", (ROWS, arch.hidden))
+    residual_norm(b, x, "final_norm", arch, out=b.output("normed", (ROWS, arch.hidden)))
     return b.model()
 
 
@@ -24,5 +24,8 @@ def build_head(arch: Architecture, width: int, scheme: str, target: str) -> onnx
     b, chunks = Builder("head"), linear_chunks(arch, "head", width, scheme)
     x = b.input("normed", (ROWS, arch.hidden))
     weight = declare_weight(b, "head", (arch.hidden, width), scheme, target, chunks, scale="head.scale")
-    linear(b, x, weight, scheme, target, out=b.output("logits", (ROWS, width)))
+    out = b.output("logits", (ROWS, width))
+    logits = linear(b, x, weight, scheme, target, out=None if arch.head_bias else out)
+    if arch.head_bias:
+        b.node("Add", logits, b.input("head.bias", (width,)), out=out)
     return b.model()

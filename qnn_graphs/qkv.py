@@ -10,7 +10,7 @@ from estream.models.base import Architecture
 from estream.package.chunks import linear_chunks
 from qnn_graphs.builder import ROWS, Builder
 from qnn_graphs.linear import declare_weight, linear
-from qnn_graphs.norm import head_norm, rms_norm
+from qnn_graphs.norm import head_norm, residual_norm, rms_norm
 from qnn_graphs.rope import Rope
 
 _Step = Callable[[str, str | None], str]  # (tensor, wanted name of the result) → name of the result
@@ -23,7 +23,7 @@ def build_qkv(arch: Architecture, scheme: str, target: str) -> onnx.ModelProto:
     """
     b, heads, kv_heads = Builder("qkv"), arch.attention.heads, arch.attention.kv_heads
     hidden = b.input("hidden", (ROWS, arch.hidden))
-    normed = rms_norm(b, hidden, b.input("attn_norm", (arch.hidden,)), arch.norm_eps)
+    normed = residual_norm(b, hidden, "attn_norm", arch)
     rope = Rope(b, arch.attention.head_dim)
     _project(b, normed, "q", heads, arch, scheme, target, rope)
     _project(b, normed, "k", kv_heads, arch, scheme, target, rope)

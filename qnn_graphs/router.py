@@ -8,7 +8,7 @@ from estream.models.base import Architecture
 from estream.package.chunks import linear_chunks
 from qnn_graphs.builder import ROWS, Builder
 from qnn_graphs.linear import declare_weight, linear
-from qnn_graphs.norm import rms_norm
+from qnn_graphs.norm import residual_norm
 
 
 def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool) -> onnx.ModelProto:
@@ -24,8 +24,7 @@ def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool)
     if arch.attention.o_bias:
         projected = b.node("Add", projected, b.input("o.bias", (width,)))
     b.node("Add", projected, hidden, out=b.output("hidden_out", (ROWS, width)))
-    norm = b.input("ffn_norm", (width,))
-    rms_norm(b, "hidden_out", norm, arch.norm_eps, out=b.output("normed", (ROWS, width)))
+    residual_norm(b, "hidden_out", "ffn_norm", arch, out=b.output("normed", (ROWS, width)))
     if router:
         matrix = b.input("router", (width, arch.router_width))
         b.node("MatMul", "normed", matrix, out=b.output("logits", (ROWS, arch.router_width)))

@@ -27,9 +27,9 @@ import numpy as np
 
 from estream.layers.htp.calls import dense_calls, expert_calls
 from estream.models.base import Architecture, LayerPlan
+from estream.models.choose import near_ties
 from estream.package.chunks import head_groups
 from estream.package.layout import default_dense, head_slices
-from estream.routing import near_ties
 from qnn_graphs.htp.build import HtpPlan, build_graphs, default_plan
 from qnn_graphs.htp.expert import ExpertGraph
 from scripts.lowering.cache import ReportCache

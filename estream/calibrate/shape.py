@@ -11,7 +11,7 @@ from estream.calibrate.timing import timed
 from estream.flash.pool import PoolFile
 from estream.flash.stream import ExpertStream
 from estream.layers.signs import panel_preparation
-from estream.models.rope import rope_tables
+from estream.models.rope import prompt_tables
 from estream.opening import Opened
 from estream.routing import RouteTable
 from estream.runtime.memory import HostMemory
@@ -43,10 +43,10 @@ class ShapeTimer:
         parts, package = self._opened.parts, self._opened.package
         arch, attention = package.architecture, package.architecture.attention
         plan = next(plan for plan in arch.layers if plan.ffn == "moe")
-        cos, sin = rope_tables(attention.rope, attention.head_dim, np.arange(tokens))
+        tables = prompt_tables(attention.rope, attention.head_dim, [tokens])
 
         def once() -> None:
-            parts.attention.run(plan, [slice(0, tokens)], cos, sin)
+            parts.attention.run(plan, [slice(0, tokens)], tables)
             choice = package.family.route(parts.state.logits[:tokens])
             RouteTable.build(choice, arch.experts)
             # Layers add to the hidden state: it would grow from one repetition to the next.

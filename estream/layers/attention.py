@@ -10,6 +10,7 @@ from estream.layers.observe import Observer
 from estream.layers.state import State
 from estream.layers.weights import DenseWeights, bind_weights
 from estream.models.base import LayerPlan
+from estream.models.rope import Tables
 from estream.package.reader import Package
 from estream.routing import split_rows
 from estream.runtime.target import Graph, Target
@@ -37,19 +38,17 @@ class AttentionLayers:
         self,
         plan: LayerPlan,
         prompts: Sequence[slice],
-        cos: np.ndarray,
-        sin: np.ndarray,
+        tables: Sequence[Tables],
         observe: Observer | None = None,
     ) -> None:
-        """`prompts`: rows of each prompt of the pass; none sees another's. `cos`, `sin`: float32 [N, head_dim / 2] of
-        positions from 0, N at least the longest prompt.
+        """`prompts`: rows of each prompt of the pass; none sees another's. `tables`: the rotary tables of each.
 
         Raises NumericError when the layer's input or output is not finite.
         """
         weights = self._weights.layer(plan.index)
         bind_weights(self._qkv, weights)
         bind_weights(self._closing[plan.ffn], weights)
-        for prompt in prompts:
+        for prompt, (cos, sin) in zip(prompts, tables, strict=True):
             self._run_prompt(plan, prompt, cos, sin, observe)
 
     def _run_prompt(

@@ -12,7 +12,7 @@ from estream.layers.attention import closing_graph
 from estream.layers.observe import Observer
 from estream.layers.targets import Parts
 from estream.layers.weights import DenseWeights
-from estream.models.rope import rope_tables
+from estream.models.rope import prompt_tables
 from estream.package.reader import Package
 from estream.routing import RouteTable
 from estream.telemetry.stats import Stopwatch
@@ -52,8 +52,8 @@ class LayerLoop:
         tokens = prompts[-1].stop
         arch, state, runner = self._package.architecture, self._parts.state, self._parts.runner
         panels = self._package.pool.panels_per_expert
-        longest = max(prompt.stop - prompt.start for prompt in prompts)
-        cos, sin = rope_tables(arch.attention.rope, arch.attention.head_dim, np.arange(longest))
+        lengths = [prompt.stop - prompt.start for prompt in prompts]
+        tables = prompt_tables(arch.attention.rope, arch.attention.head_dim, lengths)
         for done, plan in enumerate(arch.layers):
             self._check()
             if self._progress is not None:
@@ -63,7 +63,7 @@ class LayerLoop:
             if observe:
                 observe(plan.index, "input", slice(0, tokens), {"hidden": state.hidden[:tokens]})
             with watch("attention_s", f"attention {plan.index}"):
-                self._parts.attention.run(plan, prompts, cos, sin, observe)
+                self._parts.attention.run(plan, prompts, tables, observe)
             if observe:
                 names = ("hidden", "normed", "logits") if plan.ffn == "moe" else ("hidden", "normed")
                 arrays = {name: getattr(state, name)[:tokens] for name in names}

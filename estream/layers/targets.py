@@ -21,6 +21,7 @@ from estream.layers.observe import Observer
 from estream.layers.state import State
 from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
+from estream.models.rope import Tables
 from estream.package.contexts import Contexts
 from estream.package.reader import Package
 from estream.routing import RouteTable
@@ -50,8 +51,7 @@ class AttentionPart(Protocol):
         self,
         plan: LayerPlan,
         prompts: Sequence[slice],
-        cos: np.ndarray,
-        sin: np.ndarray,
+        tables: Sequence[Tables],
         observe: Observer | None = None,
     ) -> None: ...
 

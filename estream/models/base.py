@@ -12,13 +12,16 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from estream.models.choose import near_ties
+from estream.models.rope_config import RopeScaling
+
 
 @dataclass(frozen=True)
 class Rope:
     """Rotary position embedding over the whole head (pairs i and i + D/2, the Hugging Face layout)."""
 
     theta: float
-    kind: Literal["default"] = "default"
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Architecture:
 
     `shared_intermediate` and `dense_intermediate` are 0 where the model has no shared expert or no dense layer.
     `shared_gate`: the router has one more output, whose sigmoid gates the shared expert.
+    `norm`: of the residual stream; a layer norm subtracts the mean and has a bias. `head_bias`: of the output logits.
     """
 
     family: str
@@ -86,6 +90,8 @@ class Architecture:
     shared_intermediate: int = 0
     shared_gate: bool = False
     dense_intermediate: int = 0
+    norm: Literal["rms", "layer"] = "rms"
+    head_bias: bool = False
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -159,12 +165,13 @@ class Family(ABC):
 
     @abstractmethod
     def model_sources(self, names: Collection[str]) -> dict[str, Sources]:
-        """`embed` [V, H], `final_norm` [H], `head` [H, V]. `names`: what the checkpoint holds (tied or untied)."""
+        """`embed` [V, H], `final_norm` [H], `head` [H, V], and `final_norm.bias` [H], `head.bias` [V] where the
+        architecture has them. `names`: what the checkpoint holds (tied or untied)."""
 
     @abstractmethod
     def layer_sources(self, layer: int) -> dict[str, Sources]:
-        """Dense tensors of a layer by packed name: attn_norm, q, k, v, q.bias, k.bias, v.bias, q_norm, k_norm, o,
-        o.bias, ffn_norm, router (those that the architecture has)."""
+        """Dense tensors of a layer by packed name: attn_norm, attn_norm.bias, q, k, v, q.bias, k.bias, v.bias, q_norm,
+        k_norm, o, o.bias, ffn_norm, ffn_norm.bias, router (those that the architecture has)."""
 
     @abstractmethod
     def expert_sources(self, layer: int, expert: int) -> ExpertSources: ...
@@ -184,3 +191,8 @@ class Family(ABC):
     @abstractmethod
     def route(self, logits: np.ndarray) -> Choice:
         """The family's choice of experts. `logits`: float32 [N, router_width]."""
+
+    def undecided(self, logits: np.ndarray) -> np.ndarray:
+        """Rows whose choice hangs on bits that float16 does not hold, ascending. `logits`: as `route` takes them."""
+        architecture = self.architecture()
+        return near_ties(logits[:, : architecture.experts], architecture.top_k)

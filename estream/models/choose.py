@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+_NEAR = 2.0**-9  # of a row's logits: some twenty times what float16 rows leave uncertain
+
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Softmax over the last axis in float32, whatever the input's dtype."""
@@ -31,3 +33,16 @@ def top_k(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"top {k} of {scores.shape[-1]} scores")
     indices = np.argsort(-scores, axis=-1, kind="stable")[..., :k]
     return indices.astype(np.int32), np.take_along_axis(scores, indices, axis=-1)
+
+
+def near_ties(logits: np.ndarray, top_k: int) -> np.ndarray:
+    """Rows in which the last chosen expert and the first one left out are so close that rounding may swap them.
+
+    logits: float32 [N, E], chosen by size. Returns ascending row numbers, int64.
+    """
+    if top_k >= logits.shape[1]:
+        return np.arange(0)
+    ordered = np.sort(logits, axis=1)
+    gap = ordered[:, -top_k] - ordered[:, -top_k - 1]
+    size = ordered[:, -1] - ordered[:, 0] + np.abs(logits).max(axis=1)
+    return np.flatnonzero(gap <= np.float32(_NEAR) * size)

@@ -6,13 +6,13 @@ Run-time part: numpy and the standard library only.
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from estream.errors import CheckpointError, UnsupportedModelError, brief
+from estream.models.fields import typed
+from estream.models.rope_config import ROPE_FIELDS, read_rope
 
 Config = TypeVar("Config")
 
@@ -21,14 +21,14 @@ HARMLESS = frozenset(
     """
     architectures model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
     attn_implementation _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
-    initializer_range use_cache attention_dropout router_aux_loss_coef router_jitter_noise output_router_logits
+    auto_map initializer_range use_cache attention_dropout hidden_dropout router_aux_loss_coef router_jitter_noise
+    input_jitter_noise output_router_logits
     output_attentions output_hidden_states return_dict return_dict_in_generate
     bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id
     id2label label2id num_labels problem_type finetuning_task task_specific_params
     max_length min_length do_sample num_beams temperature top_k top_p repetition_penalty
     """.split()  # noqa: SIM905
 )
-_ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
 _LARGEST = 2**31 - 1
 # Work and memory grow with these before a weight is read.
 _MOST = {"num_hidden_layers": 4096, "experts": 4096, "vocab_size": 1 << 24}
@@ -37,7 +37,9 @@ _MOST = {"num_hidden_layers": 4096, "experts": 4096, "vocab_size": 1 << 24}
 def read_config(
     cls: type[Config], raw: Mapping[str, Any], model_type: str, *, aliases: Mapping[str, str] | None = None
 ) -> Config:
-    """Builds the frozen dataclass `cls` (with a field `rope_theta`) from config.json or from its own `asdict`.
+    """Builds the frozen dataclass `cls` from config.json or from its own `asdict`.
+
+    `cls` has fields `rope_theta`, `rope_scaling` and `max_position_embeddings`.
 
     aliases: field by the other name that some version of transformers writes for it.
 
@@ -58,11 +60,14 @@ def read_config(
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name != "rope_theta" and field.name in raw:
-            values[field.name] = _typed(field.name, raw[field.name], hints[field.name])
-    default_theta = next(field.default for field in dataclasses.fields(cls) if field.name == "rope_theta")  # type: ignore[arg-type]
-    values["rope_theta"] = _rope_theta(raw, float(typing.cast(float, default_theta)))
-    known = HARMLESS | _ROPE | {"quantization_config"} | set(hints)
+        if field.name not in ("rope_theta", "rope_scaling") and field.name in raw:
+            values[field.name] = typed(field.name, raw[field.name], hints[field.name])
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    context = values.get("max_position_embeddings", defaults["max_position_embeddings"])
+    values["rope_theta"], values["rope_scaling"] = read_rope(
+        raw, float(typing.cast(float, defaults["rope_theta"])), context
+    )
+    known = HARMLESS | ROPE_FIELDS | {"quantization_config"} | set(hints)
     unknown = sorted(name for name, value in raw.items() if name not in known and value is not None)
     if unknown:
         raise UnsupportedModelError(
@@ -116,49 +121,5 @@ def check_decoder(config: Any, *, experts: int, positive: tuple[str, ...]) -> No
     for name in ("rms_norm_eps", "rope_theta"):
         if not getattr(config, name) > 0:
             raise CheckpointError(f"config.json: {name}", asked="more than 0", had=getattr(config, name))
-
-
-def _rope_theta(raw: Mapping[str, Any], default: float) -> float:
-    """transformers 4 writes rope_theta (and rope_scaling), transformers 5 a dict rope_parameters."""
-    thetas: dict[str, float] = {}
-    if raw.get("rope_theta") is not None:
-        thetas["rope_theta"] = _typed("rope_theta", raw["rope_theta"], float)
-    partial = raw.get("partial_rotary_factor")
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = raw.get(name)
-        if not rope:
-            continue
-        if not isinstance(rope, Mapping):
-            raise CheckpointError(f"config.json: {name}", asked="a dictionary or null", had=brief(rope))
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        unknown = sorted(set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-        if kind != "default" or rope.get("type", kind) != kind or unknown:
-            had = brief(kind) + (f" with {', '.join(map(str, unknown))}" if unknown else "")
-            raise UnsupportedModelError(f"config.json: {name}: kind of rotary embedding", asked="'default'", had=had)
-        if rope.get("rope_theta") is not None:
-            thetas[f"{name}.rope_theta"] = _typed(f"{name}.rope_theta", rope["rope_theta"], float)
-        partial = rope.get("partial_rotary_factor", partial)
-    if partial not in (None, 1):
-        raise UnsupportedModelError(
-            "config.json: partial_rotary_factor", asked="1 (the whole head)", had=brief(partial)
-        )
-    if len(set(thetas.values())) > 1:
-        had = ", ".join(f"{name} {theta:g}" for name, theta in thetas.items())
-        raise CheckpointError("config.json: rope_theta given more than once with different values", had=had)
-    return next(iter(thetas.values()), default)
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint`: int, float, bool, str, tuple[X, ...], or one of them | None."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        if option is types.NoneType and value is None:
-            return None
-        if option is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # not NaN, not 10**400
-            return float(value)
-        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
-        if option in (int, bool, str) and type(value) is option:  # a bool is no int here
-            return value
-    wanted = getattr(hint, "__name__", str(hint)) if not isinstance(hint, types.UnionType) else str(hint)
-    raise CheckpointError(f"config.json: {name}", asked=wanted, had=brief(value))
+    if config.rope_scaling is not None:
+        config.rope_scaling.check(config.head_size, config.rope_theta)

@@ -20,6 +20,7 @@ from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Source, Sources
 from estream.models.choose import softmax, top_k
 from estream.models.config import check_decoder, read_config
+from estream.models.rope_config import RopeScaling
 from estream.models.sources import attention_sources, is_rotary_buffer, model_sources
 
 
@@ -38,6 +39,7 @@ class GraniteMoeConfig:
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     attention_bias: bool = False
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
@@ -83,7 +85,7 @@ class GraniteMoe(Family):
                 heads=c.num_attention_heads,
                 kv_heads=c.kv_heads,
                 head_dim=c.head_size,
-                rope=Rope(c.rope_theta),
+                rope=Rope(c.rope_theta, c.rope_scaling),
                 qkv_bias=c.attention_bias,
                 o_bias=c.attention_bias,
             ),

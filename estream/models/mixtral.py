@@ -16,6 +16,7 @@ from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import softmax, top_k
 from estream.models.config import check_decoder, read_config
+from estream.models.rope_config import RopeScaling
 from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
 
 
@@ -34,6 +35,7 @@ class MixtralConfig:
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
     rope_theta: float = 1e6
+    rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
@@ -70,7 +72,7 @@ class Mixtral(Family):
             vocab=c.vocab_size,
             context=c.max_position_embeddings,
             norm_eps=c.rms_norm_eps,
-            attention=Attention(c.num_attention_heads, c.kv_heads, c.head_size, Rope(c.rope_theta)),
+            attention=Attention(c.num_attention_heads, c.kv_heads, c.head_size, Rope(c.rope_theta, c.rope_scaling)),
             layers=tuple(LayerPlan(index, "moe", c.sliding_window) for index in range(c.num_hidden_layers)),
             experts=c.num_local_experts,
             top_k=c.num_experts_per_tok,

@@ -16,6 +16,7 @@ from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import softmax, top_k
 from estream.models.config import check_decoder, read_config
+from estream.models.rope_config import RopeScaling
 from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
 
 
@@ -34,6 +35,7 @@ class OlmoeConfig:
     max_position_embeddings: int = 4096
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     attention_bias: bool = False
     clip_qkv: float | None = None
     num_experts: int = 64
@@ -80,7 +82,7 @@ class Olmoe(Family):
                 heads=c.num_attention_heads,
                 kv_heads=c.kv_heads,
                 head_dim=c.head_size,
-                rope=Rope(c.rope_theta),
+                rope=Rope(c.rope_theta, c.rope_scaling),
                 qkv_bias=c.attention_bias,
                 o_bias=c.attention_bias,
                 qk_norm="projection",

@@ -16,6 +16,7 @@ from estream.errors import CheckpointError, UnsupportedModelError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import sigmoid, softmax, top_k
 from estream.models.config import check_decoder, read_config
+from estream.models.rope_config import RopeScaling
 from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
 from estream.models.sparse_layers import check_sparse_layers, is_moe
 
@@ -35,6 +36,7 @@ class Qwen2MoeConfig:
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
@@ -108,7 +110,7 @@ class Qwen2Moe(Family):
             context=c.max_position_embeddings,
             norm_eps=c.rms_norm_eps,
             attention=Attention(
-                c.num_attention_heads, c.kv_heads, c.head_size, Rope(c.rope_theta), qkv_bias=c.qkv_bias
+                c.num_attention_heads, c.kv_heads, c.head_size, Rope(c.rope_theta, c.rope_scaling), qkv_bias=c.qkv_bias
             ),
             layers=layers,
             experts=c.num_experts,

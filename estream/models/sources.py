@@ -31,14 +31,19 @@ def swiglu(
 
 
 def model_sources(architecture: Architecture, names: Collection[str], tied: bool) -> dict[str, Sources]:
-    """`embed`, `final_norm`, `head`. A stored head wins over `tied`, as in transformers 5."""
+    """`embed`, `final_norm`, `head`, and their biases. A stored head wins over `tied`, as in transformers 5."""
     vocab, hidden = architecture.vocab, architecture.hidden
     head = EMBED if tied and HEAD not in names else HEAD
-    return {
-        "embed": (Source(EMBED, (vocab, hidden)),),
-        "final_norm": (Source("model.norm.weight", (hidden,)),),
-        "head": (Source(head, (vocab, hidden), transpose=True),),
+    found = {
+        "embed": Source(EMBED, (vocab, hidden)),
+        "final_norm": Source("model.norm.weight", (hidden,)),
+        "head": Source(head, (vocab, hidden), transpose=True),
     }
+    if architecture.norm == "layer":
+        found["final_norm.bias"] = Source("model.norm.bias", (hidden,))
+    if architecture.head_bias:
+        found["head.bias"] = Source("lm_head.bias", (vocab,))
+    return {name: (source,) for name, source in found.items()}
 
 
 def attention_sources(architecture: Architecture, layer: int) -> dict[str, Sources]:
@@ -54,6 +59,9 @@ def attention_sources(architecture: Architecture, layer: int) -> dict[str, Sourc
         "v": linear(f"{prefix}.self_attn.v_proj", hidden, kv),
         "o": linear(f"{prefix}.self_attn.o_proj", q, hidden),
     }
+    if architecture.norm == "layer":
+        found["attn_norm.bias"] = Source(f"{prefix}.input_layernorm.bias", (hidden,))
+        found["ffn_norm.bias"] = Source(f"{prefix}.post_attention_layernorm.bias", (hidden,))
     if attention.qkv_bias:
         for name, width in (("q", q), ("k", kv), ("v", kv)):
             found[f"{name}.bias"] = Source(f"{prefix}.self_attn.{name}_proj.bias", (width,))

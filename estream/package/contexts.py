@@ -144,7 +144,9 @@ def shapes_of(package: Package) -> dict[str, Any]:
     del attention["rope"]  # tables are inputs
     return {
         "hidden": arch.hidden,
+        "norm": arch.norm,
         "norm_eps": arch.norm_eps,
+        "head_bias": arch.head_bias,
         "attention": attention,
         "head_groups": asdict(head_groups(arch.attention)),
         "router_width": max(arch.router_width, 1),

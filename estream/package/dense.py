@@ -46,12 +46,20 @@ def dense_specs(arch: Architecture, dense: str, panel: PanelLayout, spare: int =
     `spare`: panels of shared and ffn records beyond those that their channels fill."""
     hidden = arch.hidden
     yield "embed", "F32" if dense == "f32" else "F16", (arch.vocab, hidden), 0
-    yield "final_norm", "F32", (hidden,), 0
+    yield from _norm(arch, "final_norm")
     slices, width = head_slices(arch.vocab)
     for index in range(slices):
         yield from _linear(arch, f"head.{index}", hidden, width, dense)
+        if arch.head_bias:
+            yield f"head.{index}.bias", "F32", (width,), 0
     for plan in arch.layers:
         yield from _layer(arch, plan, dense, panel, spare)
+
+
+def _norm(arch: Architecture, name: str) -> Iterator[Spec]:
+    yield name, "F32", (arch.hidden,), 0
+    if arch.norm == "layer":
+        yield f"{name}.bias", "F32", (arch.hidden,), 0
 
 
 def _linear(arch: Architecture, name: str, inputs: int, outputs: int, dense: str) -> Iterator[Spec]:
@@ -66,7 +74,7 @@ def _linear(arch: Architecture, name: str, inputs: int, outputs: int, dense: str
 def linear_name(tensor: str) -> str | None:
     """The matrix that a tensor is a column chunk or the magnitudes of: layers.3.q.0 → layers.3.q; None for others."""
     parts = tensor.split(".")
-    if parts[0] == "head":
+    if parts[0] == "head" and parts[2:] != ["bias"]:
         return ".".join(parts[:2])
     if parts[0] == "layers" and parts[2] in LINEARS and parts[3:] != ["bias"]:
         return ".".join(parts[:3])
@@ -76,7 +84,7 @@ def linear_name(tensor: str) -> str | None:
 def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, spare: int) -> Iterator[Spec]:
     attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
     q_width, kv_width = attention.q_width, attention.kv_width
-    yield f"{at}.attn_norm", "F32", (hidden,), 0
+    yield from _norm(arch, f"{at}.attn_norm")
     shapes = ((hidden, q_width), (hidden, kv_width), (hidden, kv_width), (q_width, hidden))
     for name, (inputs, outputs) in zip(LINEARS, shapes, strict=True):
         yield from _linear(arch, f"{at}.{name}", inputs, outputs, dense)
@@ -89,7 +97,7 @@ def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, 
         whole = attention.qk_norm == "projection"
         yield f"{at}.q_norm", "F32", (q_width if whole else attention.head_dim,), 0
         yield f"{at}.k_norm", "F32", (kv_width if whole else attention.head_dim,), 0
-    yield f"{at}.ffn_norm", "F32", (hidden,), 0
+    yield from _norm(arch, f"{at}.ffn_norm")
     if plan.ffn == "moe":
         yield f"{at}.router", "F32", (hidden, arch.router_width), 0
         if arch.shared_intermediate:

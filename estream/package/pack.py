@@ -82,8 +82,10 @@ class CheckpointWeights:
             owner, _, rest = whole.partition(".")
             if whole == "embed":
                 yield from self._embedding(tensors[0])
-            elif whole == "final_norm":
-                yield self._plain(self._model["final_norm"], tensors[0])
+            elif owner == "final_norm":
+                yield self._plain(self._model[whole], tensors[0])
+            elif owner == "head" and rest.endswith(".bias"):
+                yield self._head_bias(int(rest.removesuffix(".bias")), tensors[0])
             elif owner == "head":
                 yield from self._head_slice(int(rest), tensors)
             else:
@@ -124,6 +126,14 @@ class CheckpointWeights:
         if stop - start < width:
             matrix = np.concatenate([matrix, np.zeros((hidden, width - (stop - start)), np.float32)], axis=1)
         yield from self._linear(matrix, sources, tensors)
+
+    def _head_bias(self, index: int, tensor: DenseTensor) -> tuple[str, np.ndarray]:
+        """The piece of the head's bias that belongs to a slice, padded with zeros."""
+        width, sources = self._packing.head_width, self._model["head.bias"]
+        piece = np.zeros(width, np.float32)
+        own = self._checkpoint.gather(sources)[index * width : (index + 1) * width]
+        piece[: len(own)] = own
+        return tensor.name, to_float(piece, tensor.dtype, _names(sources))
 
     def _columns(self, source: Source, start: int, stop: int) -> np.ndarray:
         """Columns start … stop of what `source` gives, read alone where they are rows of the checkpoint tensor."""

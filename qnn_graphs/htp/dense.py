@@ -18,12 +18,12 @@ from estream.package.chunks import HeadGroups, chunk_names, head_groups, linear_
 from qnn_graphs.builder import Builder
 from qnn_graphs.htp.quantised import half
 from qnn_graphs.htp.weights import column_vectors, weight_operand
-from qnn_graphs.norm import rms_norm
+from qnn_graphs.norm import residual_norm, rms_norm
 
 
 def build_norm(arch: Architecture, rows: int) -> onnx.ModelProto:
-    """hidden float16 [T, H], norm float16 [H], router float16 [2H, R] → normed float16 [T, H], logits and rest float16
-    [T, R].
+    """hidden float16 [T, H], norm (and norm.bias) float16 [H], router float16 [2H, R] → normed float16
+    [T, H], logits and rest float16 [T, R].
 
     router: the weights rounded, and below them what rounding took away. logits + rest is their product with normed far
     more exactly than float16 holds it: rest is computed with the logits subtracted inside the product, as near ties
@@ -32,11 +32,9 @@ def build_norm(arch: Architecture, rows: int) -> onnx.ModelProto:
     """
     b, width = Builder("norm"), max(arch.router_width, 1)
     hidden = b.input("hidden", (rows, arch.hidden), np.float16)
-    weight, router = (
-        b.input("norm", (arch.hidden,), np.float16),
-        b.input("router", (2 * arch.hidden, width), np.float16),
-    )
-    normed = rms_norm(b, hidden, weight, arch.norm_eps, out=b.output("normed", (rows, arch.hidden), np.float16))
+    out = b.output("normed", (rows, arch.hidden), np.float16)
+    normed = residual_norm(b, hidden, "norm", arch, np.float16, out=out)
+    router = b.input("router", (2 * arch.hidden, width), np.float16)
     twice = b.node("Concat", normed, normed, axis=1)
     logits = b.node("MatMul", twice, router, out=b.output("logits", (rows, width), np.float16))
     minus = b.constant(-np.eye(width, dtype=np.float16))
@@ -155,10 +153,13 @@ def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
 
 
 def build_head(arch: Architecture, scheme: str, rows: int, width: int) -> onnx.ModelProto:
-    """normed float16 [T, H], head [H, Vs] in column chunks (+ head.scale) → logits.{c} float16 [T, Vs/C]."""
+    """normed float16 [T, H], head [H, Vs] in column chunks (+ head.scale, head.bias) → logits.{c} float16 [T, Vs/C]."""
     b, chunks = Builder("head"), linear_chunks(arch, "head", width, scheme)
     x = b.input("normed", (rows, arch.hidden), np.float16)
     results = products(b, x, "head", (arch.hidden, width), scheme, chunks)
+    if arch.head_bias:
+        biases = column_vectors(b, "head.bias", width, chunks)
+        results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
     _write_chunks(b, results, "logits", (rows, width // chunks))
     return b.model()
 

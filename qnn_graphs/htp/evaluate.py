@@ -62,7 +62,7 @@ def _draw(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
         return draw.integers(1, 19, shape)
     if ".scale" in name or word in ("gate_scale", "mid_scale"):
         return draw.uniform(0.5, 1.0, shape) * shape[-1] ** -0.5 * _MAGNITUDE
-    if word in ("norm", "q_norm", "k_norm", "gates"):
+    if word in ("norm", "q_norm", "k_norm", "gates") and not name.endswith(".bias"):
         return draw.uniform(0.5, 1.5, shape)
     if word == "mask":
         return np.where(draw.random(shape) < 0.3, MASKED, 0.0)
@@ -93,6 +93,10 @@ def _norm(attributes: Mapping[str, Any], x: Array, weight: Array) -> Array:
     return x / np.sqrt(square + np.float32(attributes["epsilon"])) * weight
 
 
+def _layer_norm(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Array) -> Array:
+    return _norm(attributes, x - x.mean(axis=-1, keepdims=True), weight) + bias
+
+
 def _split(attributes: Mapping[str, Any], x: Array) -> list[Array]:
     return np.split(x, attributes["num_outputs"], axis=attributes["axis"])
 
@@ -119,6 +123,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Max": lambda _, x, y: np.maximum(x, y),
     "Mul": lambda _, x, y: x * y,
     "QuantizeLinear": _quantise,
+    "LayerNormalization": _layer_norm,
     "RMSNormalization": _norm,
     "ReduceMax": _reduce(np.max),
     "ReduceSum": _reduce(np.sum),

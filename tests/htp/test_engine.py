@@ -17,7 +17,6 @@ from estream.layers.htp.slots import Slots, Work, panel_inputs
 from estream.layers.observe import Rows
 from estream.package.chunks import head_groups
 from estream.package.layout import PanelLayout
-from estream.routing import near_ties
 from estream.runtime import open_target
 from estream.runtime.mock import MockTarget
 from estream.selftest import selftest
@@ -34,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_hidden_layers": 3, "mlp_only_layers": [1], "num_key_value_heads": 4},
     "qwen3_moe": {"head_dim": 16, "norm_topk_prob": True, "num_key_value_heads": 1},
     "granitemoe": {"num_experts_per_tok": 4},
+    "phimoe": {"sliding_window": 300},
 }
 Made = tuple[Path, TinyCheckpoint]
 
@@ -112,13 +112,6 @@ def test_bound_addresses_are_fixed(olmoe: Made) -> None:
 def test_calls_of_graphs_are_the_predicted_ones(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, counts, near = 130, {}, []
 
-    def spy(logits: np.ndarray, top_k: int) -> np.ndarray:
-        rows = near_ties(logits, top_k)
-        near.append(len(rows))
-        return rows
-
-    monkeypatch.setattr("estream.layers.htp.attention.near_ties", spy)
-
     def watch(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
         if graph == "o_router":
             choice = engine.package.family.route(np.array(arrays["logits"]))
@@ -126,6 +119,14 @@ def test_calls_of_graphs_are_the_predicted_ones(made: Made, monkeypatch: pytest.
 
     target = MockTarget(inner=open_target("htp", threads=1))
     with Engine(made[0], target, max_tokens=200) as engine:
+        undecided = engine.package.family.undecided
+
+        def spy(logits: np.ndarray) -> np.ndarray:
+            rows = undecided(logits)
+            near.append(len(rows))
+            return rows
+
+        monkeypatch.setattr(engine.package.family, "undecided", spy)
         engine.prefill(prompt(tokens), observe=watch)
         package, arch = engine.package, engine.package.architecture
         rungs = [(slots, rows) for slots, rows in reversed(SMALL["ladder"])]
@@ -250,7 +251,7 @@ def test_near_ties_are_decided_by_float32_logits(tmp_path: Path, monkeypatch: py
 
     errors = []
     for chosen in (lambda logits, top_k: np.arange(0), lambda logits, top_k: np.arange(len(logits))):
-        monkeypatch.setattr("estream.layers.htp.attention.near_ties", chosen)
+        monkeypatch.setattr("estream.models.base.near_ties", chosen)
         with Engine(package, "htp", max_tokens=40) as engine:
             engine.prefill(prompt(40), logits=None, observe=keep)
             found = engine.package

@@ -35,6 +35,11 @@ CASES: list[tuple[str, int | None, dict[str, Any]]] = [
                         "num_key_value_heads": 1, "seed": 1}),
     ("granitemoe", None, {"attention_bias": True, "num_key_value_heads": 4, "num_experts_per_tok": 8, "seed": 2,
                           "dtype": "bf16", "attention_multiplier": 0.125, "logits_scaling": 6.0}),
+    ("phimoe", None, {}),
+    ("phimoe", 32, {"intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "lm_head_bias": False,
+                    "num_key_value_heads": 1, "sliding_window": 19, "seed": 1}),
+    ("phimoe", None, {"attention_bias": False, "num_key_value_heads": 4, "router_jitter_noise": 0.01, "seed": 2,
+                      "dtype": "bf16"}),
 ]  # fmt: skip
 
 

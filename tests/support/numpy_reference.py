@@ -16,11 +16,17 @@ def prefill(checkpoint: Checkpoint, family: Family, ids: list[int]) -> np.ndarra
     """Logits [len(ids), vocab]."""
     architecture = family.architecture()
     model = {name: checkpoint.gather(s) for name, s in family.model_sources(checkpoint.names).items()}
+
+    def norm(x: np.ndarray, w: dict[str, np.ndarray], name: str) -> np.ndarray:
+        if architecture.norm == "rms":
+            return _norm(x, w[name], architecture.norm_eps)
+        return _norm(x - x.mean(axis=-1, keepdims=True), w[name], architecture.norm_eps) + w[f"{name}.bias"]
+
     hidden = model["embed"][ids].astype(np.float64)
     for plan in architecture.layers:
         w = {name: checkpoint.gather(s).astype(np.float64) for name, s in family.layer_sources(plan.index).items()}
-        hidden = hidden + _attention(family, plan, _norm(hidden, w["attn_norm"], architecture.norm_eps), w)
-        normed = _norm(hidden, w["ffn_norm"], architecture.norm_eps)
+        hidden = hidden + _attention(family, plan, norm(hidden, w, "attn_norm"), w)
+        normed = norm(hidden, w, "ffn_norm")
         if plan.ffn == "dense":
             ffn = family.ffn_sources(plan.index)
             assert ffn is not None
@@ -37,7 +43,7 @@ def prefill(checkpoint: Checkpoint, family: Family, ids: list[int]) -> np.ndarra
             assert choice.shared is not None
             total += _swiglu(checkpoint, shared, normed) * choice.shared[:, None]
         hidden = hidden + total
-    return _norm(hidden, model["final_norm"], architecture.norm_eps) @ model["head"]
+    return norm(hidden, model, "final_norm") @ model["head"] + model.get("head.bias", 0.0)
 
 
 def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

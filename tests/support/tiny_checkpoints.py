@@ -82,12 +82,25 @@ def granitemoe(path: Path, **options: Any) -> TinyCheckpoint:
     return _write(path, transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM, defaults | options)
 
 
+def phimoe(path: Path, **options: Any) -> TinyCheckpoint:
+    """PhiMoE with 4 heads on 2 kv heads, 8 experts of 24, every bias, gates that several experts share."""
+    defaults = {
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.2,
+    }
+    return _write(path, transformers.PhimoeConfig, transformers.PhimoeForCausalLM, defaults | options)
+
+
 FAMILIES = {
     "olmoe": olmoe,
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "granitemoe": granitemoe,
+    "phimoe": phimoe,
 }
 
 
@@ -128,10 +141,10 @@ def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, A
 def _random(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Weights whose activations keep their size, so that every part shows in the logits and routing is decided."""
     values = torch.randn(weight.shape, generator=generator)
-    if "norm" in name:
-        return 1 + 0.2 * values
     if name.endswith("bias"):
         return 0.3 * values
+    if "norm" in name:
+        return 1 + 0.2 * values
     if "embed_tokens" in name:
         return values
     gain = 2.0 if "gate.weight" in name or "q_proj" in name or "k_proj" in name else 1.3

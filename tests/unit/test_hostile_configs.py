@@ -12,6 +12,7 @@ import pytest
 
 from estream.cli.main import main
 from estream.errors import CheckpointError, UnsupportedModelError
+from estream.models import families
 from tests.support.refusals import checkpoint_refused
 from tests.support.tiny_packages import OLMOE, write_checkpoint
 
@@ -36,7 +37,7 @@ def _set(**fields: Any) -> Callable[[Path], Any]:
     return lambda file: file.write_text(json.dumps(OLMOE | fields))
 
 
-KNOWN = "mixtral, olmoe, qwen2_moe"
+KNOWN = ", ".join(families())
 CONFIGS: dict[str, tuple[Callable[[Path], Any], list[str], type[CheckpointError]]] = {
     "not JSON": (lambda file: file.write_text("{'a': 1}"), ["config.json: is not JSON"], CheckpointError),
     "not an object": (lambda file: file.write_text("[]"), ["is not a JSON object (had list)"], CheckpointError),
@@ -44,7 +45,7 @@ CONFIGS: dict[str, tuple[Callable[[Path], Any], list[str], type[CheckpointError]
     "name twice": (lambda file: file.write_text('{"a": 1, "a": 2}'), ["appears twice"], CheckpointError),
     "top-k": (_set(num_experts_per_tok=4), ["num_experts_per_tok", "at most 3 experts", "had 4"], CheckpointError),
     "activation": (_set(hidden_act="gelu"), ["hidden_act", "'silu'", "'gelu'"], UnsupportedModelError),
-    "rope": (_set(rope_scaling={"type": "yarn", "factor": 2}), ["rope_scaling", "'yarn'"], UnsupportedModelError),
+    "rope": (_set(rope_scaling={"type": "dynamic", "factor": 2}), ["rope_scaling", "'dynamic'"], UnsupportedModelError),
     "model type": (_set(model_type="llama"), ["unknown model_type", "'llama'", KNOWN], UnsupportedModelError),
     "no model type": (_set(model_type=None), ["has no model_type", KNOWN], CheckpointError),
     "quantised": (

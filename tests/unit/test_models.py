@@ -69,6 +69,21 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
     },
+    "phimoe": {  # Phi-3.5-MoE-instruct; its factors shortened to those of a head of 8
+        "_name_or_path": "Phi-3.5-MoE-instruct", "architectures": ["PhiMoEForCausalLM"], "attention_bias": True,
+        "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 32000, "hidden_act": "silu",
+        "hidden_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02, "input_jitter_noise": 0.01,
+        "intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072,
+        "model_type": "phimoe", "num_attention_heads": 512, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_local_experts": 16, "original_max_position_embeddings": 4096,
+        "output_router_logits": False, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"long_factor": [1.02, 1.04, 20.0, 40.0], "long_mscale": 1.243163121016122,
+                         "original_max_position_embeddings": 4096, "short_factor": [1.0, 1.04, 1.1, 2.0],
+                         "short_mscale": 1.243163121016122, "type": "longrope"},
+        "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 131072,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.3",
+        "use_cache": True, "vocab_size": 32064,
+    },
 }  # fmt: skip
 
 
@@ -77,11 +92,9 @@ def _model(model_type: str, /, **changes: Any) -> Family:
 
 
 def test_families_are_found() -> None:
-    assert families() == ("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+    assert families() == tuple(sorted(PUBLIC))
     assert family("olmoe").name == "olmoe"
-    with pytest.raises(
-        UnsupportedModelError, match=r"asked 'bert', had granitemoe, mixtral, olmoe, qwen2_moe, qwen3_moe"
-    ):
+    with pytest.raises(UnsupportedModelError, match=f"asked 'bert', had {', '.join(sorted(PUBLIC))}"):
         family("bert")
 
 
@@ -121,6 +134,15 @@ def test_qwen2_moe_architecture() -> None:
     assert (a.shared_intermediate, a.shared_gate, a.dense_intermediate) == (5632, True, 0)
     assert (a.attention.qkv_bias, a.attention.o_bias, a.attention.qk_norm) == (True, False, "none")
     assert {plan.window for plan in a.layers} == {None}
+
+
+def test_phimoe_architecture() -> None:
+    a = _model("phimoe").architecture()
+    assert (a.norm, a.head_bias, a.attention.qkv_bias, a.attention.o_bias) == ("layer", True, True, True)
+    assert {plan.window for plan in a.layers} == {None}
+    scaling = a.attention.rope.scaling
+    assert scaling is not None and (scaling.rope_type, scaling.factor) == ("longrope", 32.0)
+    assert {plan.window for plan in _model("phimoe", sliding_window=2047).architecture().layers} == {2047}
 
 
 def test_qwen3_moe_architecture() -> None:
@@ -274,8 +296,10 @@ def test_both_ways_of_writing_rope(rope: dict[str, Any], theta: float) -> None:
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"hidden_act": "gelu"}, "hidden_act .asked 'silu', had 'gelu'"),
     ("olmoe", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config.*had 'fp8'.*Pack the original"),
-    ("olmoe", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.*had 'linear' with factor"),
-    ("olmoe", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.*'yarn' with factor"),
+    ("olmoe", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.*had 'dynamic' with factor"),
+    ("olmoe", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "'linear' with beta_fast"),
+    ("olmoe", {"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, "rope_scaling.*had 'linear'"),
+    ("phimoe", {"num_experts_per_tok": 3}, "the sparse mixer chooses two .asked 2, had 3"),
     ("olmoe", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
     ("olmoe", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "with full_attention"),
     ("olmoe", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -307,6 +331,18 @@ SENSELESS: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}}, "given more than once"),
     ("olmoe", {"rope_parameters": 3}, "rope_parameters"),
     ("olmoe", {"model_type": "mixtral"}, "model_type .asked olmoe, had 'mixtral'"),
+    ("olmoe", {"rope_scaling": {"type": "yarn", "factor": 0.0}}, "rope_scaling.factor .asked more than 0, had 0.0"),
+    ("olmoe", {"rope_scaling": {"type": "yarn"}}, "yarn needs factor"),
+    ("olmoe", {"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1.0}, "rope_theta with yarn"),
+    (
+        "olmoe",
+        {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"type": "linear", "factor": 3}},
+        "rope_parameters and rope_scaling differ",
+    ),
+    ("phimoe", {"hidden_size": 5120, "num_attention_heads": 512}, "short_factor: one factor per pair .asked 5, had 4"),
+    ("phimoe", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope needs long_factor"),
+    ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise"),
+    ("phimoe", {"sliding_window": 0}, "sliding_window"),
     ("mixtral", {"sliding_window": 0}, "sliding_window"),
     ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
     ("qwen2_moe", {"mlp_only_layers": [24]}, "mlp_only_layers .asked 0 to 23, had .24"),
@@ -371,6 +407,17 @@ def test_qwen2_moe_keeps_the_shared_gate_out_of_the_softmax() -> None:
     normed = _model("qwen2_moe", **TINY, norm_topk_prob=True).route(logits)
     _close(normed.gates, [[2 / 3, 1 / 3]])
     _close(normed.shared, [0.75])
+
+
+def test_phimoe_gates_are_softmaxes_among_near_logits() -> None:
+    route = _model("phimoe", num_local_experts=4, router_jitter_noise=0.1).route
+    # Near 10 within a fifth of the larger: 9 but not 5. Then, without 10: near 9 is nothing but itself.
+    choice = route(np.array([[5.0, 10.0, 9.0, -20.0]], np.float32))
+    assert choice.experts.tolist() == [[1, 2]] and choice.experts.dtype == np.int32
+    _close(choice.gates, [[1 / (1 + np.exp(-1.0)), 1.0]])
+    # Below zero sizes decide: -2 is near -1.9 and -10 is not; then -2 stands alone.
+    _close(route(np.array([[-10.0, -2.0, -1.9, -10.0]], np.float32)).gates, [[1 / (1 + np.exp(-0.1)), 1.0]])
+    _close(route(np.zeros((1, 4), np.float32)).gates, [[1 / 4, 1 / 3]])
 
 
 def test_top_k_is_stable() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estream.models.base import Choice
-from estream.routing import RouteTable, near_ties, split_rows
+from estream.models.choose import near_ties
+from estream.routing import RouteTable, split_rows
 
 
 def _choice(experts: list[list[int]], gates: list[list[float]]) -> Choice:

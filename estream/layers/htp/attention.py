@@ -13,9 +13,9 @@ from estream.layers.htp.weights import Bindings
 from estream.layers.observe import Observer
 from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
+from estream.models.rope import Tables
 from estream.package.chunks import head_groups
 from estream.package.reader import Package
-from estream.routing import near_ties
 from estream.runtime.target import Buffer
 
 _STATE = ("max", "sum", "attn")
@@ -29,7 +29,7 @@ class HtpAttention:
         arch = package.architecture
         self._graphs, self._state, self._rows = graphs, state, graphs.rows
         self._groups = head_groups(arch.attention)
-        self._weights, self._plans = weights, arch.layers
+        self._weights, self._plans, self._family = weights, arch.layers, package.family
         self._norms = [self._norm_bindings(plan) for plan in arch.layers]
         self._matrices: list[tuple[Bindings, Bindings]] = []
         self._masks = Masks(state.allocate, graphs.rows, {plan.window for plan in arch.layers})
@@ -52,25 +52,22 @@ class HtpAttention:
         self,
         plan: LayerPlan,
         prompts: Sequence[slice],
-        cos: np.ndarray,
-        sin: np.ndarray,
+        tables: Sequence[Tables],
         observe: Observer | None = None,
     ) -> None:
-        """`prompts`: rows of each prompt of the pass; none sees another's. `cos`, `sin`: float32 [N, head_dim / 2] of
-        positions from 0, N at least the longest prompt.
+        """`prompts`: rows of each prompt of the pass; none sees another's. `tables`: the rotary tables of each.
 
         Raises NumericError when the layer's input or output is not finite.
         """
         qkv, o = self._matrices[plan.index]
         qkv.bind()
         o.bind()
-        for prompt in prompts:
+        for prompt, (cos, sin) in zip(prompts, tables, strict=True):
             self._run_prompt(plan, prompt, cos, sin, observe)
         if plan.ffn == "moe":
-            arch, state = self._state.arch, self._state
-            rows = near_ties(state.logits[: prompts[-1].stop, : arch.experts], arch.top_k)
-            own = self._weights.vectors(f"layers.{plan.index}")["ffn_norm"]
-            state.refine(self._norms[plan.index][1], own.array(np.float32, (arch.hidden,)), rows)
+            rows = self._family.undecided(self._state.logits[: prompts[-1].stop])
+            own = self._weights.vectors(f"layers.{plan.index}")
+            self._state.refine(self._norms[plan.index][1], own, rows)
 
     def _run_prompt(
         self, plan: LayerPlan, prompt: slice, cos: np.ndarray, sin: np.ndarray, observe: Observer | None

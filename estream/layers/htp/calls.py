@@ -16,7 +16,7 @@ def dense_calls(
     """Calls of norm, qkv, attention, o and head for one prompt whose last token's logits are asked for.
 
     rows: of a block. steps: key blocks per attention call. groups: of query heads. slices: of the head. near: tokens of
-    each MoE layer whose experts are near ties (`routing.near_ties`).
+    each MoE layer that are computed again exactly (`Family.undecided`).
     """
     blocks, layers = -(-tokens // rows), len(arch.layers)
     attention = sum(

@@ -31,7 +31,7 @@ class HtpHead:
         """The weights have their places."""
         self._slices = [
             self._state.half.bindings(
-                self._graph, self._weights.head(index), ("head", "head.scale"), f"head slice {index}"
+                self._graph, self._weights.head(index), ("head", "head.scale", "head.bias"), f"head slice {index}"
             )
             for index in range(self._count)
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from estream.layers.htp.graphs import HtpGraphs, numbered
@@ -59,8 +61,8 @@ class HtpState:
         return tensor
 
     def norm_weights(self, weights: dict[str, Buffer], norm: str, where: str) -> Bindings:
-        """Of the norm graph: a norm's weight, and the router where `weights` has one."""
-        names = [f"norm={norm}", "router" if "router" in weights else f"router={_NO_ROUTER}"]
+        """Of the norm graph: a norm's weight and bias, and the router where `weights` has one."""
+        names = [f"norm={norm}", f"norm.bias={norm}.bias", "router" if "router" in weights else f"router={_NO_ROUTER}"]
         return self.half.bindings(self._graph, {**weights, _NO_ROUTER: self._no_router}, names, where)
 
     def norm(self, weights: Bindings, start: int, rows: int, where: str) -> np.ndarray:
@@ -84,27 +86,48 @@ class HtpState:
             check_finite(self._logits.array[:rows], start, where)
             self.logits[start : start + rows] = self._block_logits(rows)
 
-    def refine(self, weights: Bindings, norm: np.ndarray, rows: np.ndarray) -> None:
+    def refine(self, weights: Bindings, own: Mapping[str, Buffer], rows: np.ndarray) -> None:
         """Adds to the router logits of `rows` what rounding kept from `normed`: the same graph on the rest.
 
-        weights: of the norm that `normed` came from. norm: its weight, float32 [H]. The rest of a row is brought to a
-        mean square of 1, at which the graph's own norm does next to nothing, and its logits are scaled back. What
-        remains of the error of float16 is its square.
+        weights: of the norm that `normed` came from. own: the layer's float32 vectors, ffn_norm and its bias among
+        them, and its router. The rest of a row is brought to a mean square of 1, at which the graph's own norm does
+        next to nothing, and its logits are scaled back. A layer norm takes the mean from the rest and adds its bias:
+        what that does to the logits is undone. What remains of the error of float16 is its square.
         """
-        graph_norm = weights.buffers["norm"].array(np.float16, norm.shape).astype(np.float32)
-        inverse = np.divide(1, graph_norm, out=np.zeros_like(graph_norm), where=graph_norm != 0)
+        arch = self.arch
+        norm = weights.buffers["norm"].array(np.float16, (arch.hidden,)).astype(np.float32)
+        inverse = np.divide(1, norm, out=np.zeros_like(norm), where=norm != 0)
+        centred = arch.norm == "layer"
+        if centred:
+            router = own["router"].array(np.float32, (arch.hidden, arch.router_width))
+            bias = weights.buffers["norm.bias"].array(np.float16, (arch.hidden,)).astype(np.float32)
+            of_mean, of_bias = norm @ router, bias @ router
         for piece in split_rows(len(rows), self.block):
             block = rows[piece]
-            exact = self.hidden[block]
-            exact /= _root_mean_square(exact, self.arch.norm_eps)
-            exact *= norm
-            exact -= self.normed[block]
-            exact *= inverse
-            scale = np.maximum(_root_mean_square(exact, 0.0), np.float32(_LEAST_REST))
-            values = (exact / scale).astype(np.float16)
+            rest = (self._exact_norm(self.hidden[block], own) - self.normed[block]) * inverse
+            if centred:
+                mean = rest.mean(axis=1, keepdims=True)
+                rest -= mean
+            scale = np.maximum(_root_mean_square(rest, 0.0), np.float32(_LEAST_REST))
+            values = (rest / scale).astype(np.float16)
             self._run_norm(weights, values)
-            scale *= _root_mean_square(values.astype(np.float32), self.arch.norm_eps)
-            self.logits[block] += scale * self._block_logits(len(block))
+            logits = self._block_logits(len(block))
+            taken = values.astype(np.float32)
+            if centred:
+                taken -= taken.mean(axis=1, keepdims=True)
+                logits -= of_bias
+                self.logits[block] += mean * of_mean
+            self.logits[block] += scale * _root_mean_square(taken, arch.norm_eps) * logits
+
+    def _exact_norm(self, hidden: np.ndarray, own: Mapping[str, Buffer]) -> np.ndarray:
+        """float32 [rows, H] of a layer's second norm."""
+        centred = self.arch.norm == "layer"
+        values = hidden - hidden.mean(axis=1, keepdims=True) if centred else hidden.copy()
+        values /= _root_mean_square(values, self.arch.norm_eps)
+        values *= own["ffn_norm"].array(np.float32, (self.arch.hidden,))
+        if centred:
+            values += own["ffn_norm.bias"].array(np.float32, (self.arch.hidden,))
+        return values
 
     def _run_norm(self, weights: Bindings, values: np.ndarray) -> None:
         """values: float16, at most a block of rows."""
