@@ -62,7 +62,8 @@ class Rivals:
 
     def __init__(self, args: argparse.Namespace, binary: Path) -> None:
         self._args, self._binary = args, binary
-        config = json.loads((args.package / "model.json").read_text())["config"]
+        model = json.loads((args.package / "model.json").read_text())
+        config = model["config"] | {"model_type": model["family"]}
         self._vocab = config["vocab_size"]
         self._files = {scheme: args.work / f"{args.package.stem}.{scheme}.gguf" for scheme in SCHEMES}
         for scheme, file in self._files.items():
