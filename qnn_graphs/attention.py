@@ -15,7 +15,8 @@ def attention_name(window: int | None) -> str:
 
 
 def build_attention(attention: Attention, window: int | None) -> onnx.ModelProto:
-    """q_in [1, rows, QW], k_in, v_in [1, rows, KW], caches [1, KV, kv_rows, Dp] → attn [1, rows, QW], caches.
+    """q_in [1, rows, QW], k_in [1, rows, KW], v_in [1, rows, VW], caches [1, KV, kv_rows, Dp] → attn [1, rows, OW],
+    caches.
 
     present_key and present_value must be bound at the addresses of past_key and past_value. `last` int32 [1] is the
     position of the block's last row, `total` int32 [1] = last + 1. Dp: `Attention.cache_head_dim`; the operator takes
@@ -23,10 +24,10 @@ def build_attention(attention: Attention, window: int | None) -> onnx.ModelProto
     """
     b = Builder(attention_name(window))
     heads, kv_heads = attention.heads, attention.kv_heads
-    head_dim, padded = attention.head_dim, attention.cache_head_dim
+    head_dim, v_dim, padded = attention.head_dim, attention.v_dim, attention.cache_head_dim
     block = [
-        _padded(b, b.input(name, (1, ROWS, count * head_dim)), count, head_dim, padded)
-        for name, count in (("q_in", heads), ("k_in", kv_heads), ("v_in", kv_heads))
+        _padded(b, b.input(name, (1, ROWS, count * dim)), count, dim, padded)
+        for name, count, dim in (("q_in", heads, head_dim), ("k_in", kv_heads, head_dim), ("v_in", kv_heads, v_dim))
     ]
     cache = (1, kv_heads, KV_ROWS, padded)
     past = [b.input(name, cache) for name in ("past_key", "past_value")]
@@ -34,19 +35,19 @@ def build_attention(attention: Attention, window: int | None) -> onnx.ModelProto
     attn, present_key, present_value = b.nodes(
         "GroupQueryAttention",
         *(*block, *past, *counts),
-        outs=("attn" if padded == head_dim else None, "present_key", "present_value"),
+        outs=("attn" if padded == v_dim else None, "present_key", "present_value"),
         domain=MICROSOFT,
         num_heads=heads,
         kv_num_heads=kv_heads,
-        scale=float(head_dim) ** -0.5,
+        scale=attention.score_scale,
         local_window_size=-1 if window is None else window,  # counts the query's own position
         do_rotary=0,
     )
-    if padded != head_dim:
+    if padded != v_dim:
         split = b.node("Reshape", attn, b.integers(1, -1, heads, padded))
-        kept = b.node("Slice", split, b.integers(0), b.integers(head_dim), b.integers(3))
-        b.node("Reshape", kept, b.integers(1, -1, attention.q_width), out="attn")
-    b.output("attn", (1, ROWS, attention.q_width))
+        kept = b.node("Slice", split, b.integers(0), b.integers(v_dim), b.integers(3))
+        b.node("Reshape", kept, b.integers(1, -1, attention.out_width), out="attn")
+    b.output("attn", (1, ROWS, attention.out_width))
     b.output(present_key, cache)
     b.output(present_value, cache)
     return b.model()

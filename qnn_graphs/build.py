@@ -9,7 +9,9 @@ from estream.package.layout import DENSE_SCHEMES, SCHEMES, PanelLayout
 from qnn_graphs.attention import attention_name, build_attention
 from qnn_graphs.expert import build_expert
 from qnn_graphs.head import build_final_norm, build_head
-from qnn_graphs.movement import build_gather, build_scatter_add
+from qnn_graphs.latent import build_latent_qkv
+from qnn_graphs.linear import integer_path
+from qnn_graphs.movement import build_gather, build_quantise, build_scatter_add
 from qnn_graphs.qkv import build_qkv
 from qnn_graphs.router import build_closing
 
@@ -39,13 +41,15 @@ def build_graphs(
             raise ValueError(f"weight scheme {scheme!r} is none of {known}")
     hidden = architecture.hidden
     graphs = {
-        "qkv": build_qkv(architecture, dense, target),
+        "qkv": (build_qkv if architecture.attention.latent is None else build_latent_qkv)(architecture, dense, target),
         "expert": build_expert(PanelLayout(hidden, panel_width, experts), target),
-        "gather": build_gather(hidden),
+        "gather": build_gather(hidden, quantised=integer_path(experts, target)),
         "scatter_add": build_scatter_add(hidden),
         "final_norm": build_final_norm(architecture),
         "head": build_head(architecture, head_width, dense, target),
     }
+    if integer_path(experts, target):
+        graphs["quantise"] = build_quantise(hidden)
     for plan in architecture.layers:
         name = attention_name(plan.window)
         if name not in graphs:

@@ -6,17 +6,20 @@ import onnx
 
 from estream.package.layout import PanelLayout
 from qnn_graphs.builder import MICROSOFT, ROWS, Builder
-from qnn_graphs.linear import Product, declare_weight, join, product, scale_rows
+from qnn_graphs.linear import Product, declare_weight, integer_path, join, product, quantised_input, scale_rows
 
 
 def build_expert(panel: PanelLayout, target: str) -> onnx.ModelProto:
-    """x [rows, H], gates [rows, 1], the panel's parts (`PanelLayout`) → y [rows, H].
+    """x [rows, H] (on the integer path uint8, with x_scale), gates [rows, 1], the panel's parts (`PanelLayout`) →
+    y [rows, H].
 
     A factor per row commutes with the down product and with its quantisation, so the gates and every row scale but
     the gate projection's meet in one [rows, 1] vector that is applied once, to y.
     """
     b, hidden, width, scheme, chunks = Builder("expert"), panel.hidden, panel.width, panel.scheme, panel.chunks
-    x, gates = b.input("x", (ROWS, hidden)), b.input("gates", (ROWS, 1))
+    integers = integer_path(scheme, target)
+    x = quantised_input(b, "x", (ROWS, hidden)) if integers else b.input("x", (ROWS, hidden))
+    gates = b.input("gates", (ROWS, 1))
     gate = declare_weight(b, "gate", (hidden, width), scheme, target, chunks, scale="gate_scale")
     up = declare_weight(b, "up", (hidden, width), scheme, target, chunks, scale="mid_scale", factors=2)
     down = declare_weight(b, "down", (width, hidden), scheme, target, chunks)

@@ -99,7 +99,7 @@ def declare_weight(
 
 def linear(b: Builder, x: str, weight: Weight, scheme: str, target: str, out: str | None = None) -> str:
     """x [rows, K] · weight [K, N] → float32 [rows, N]."""
-    result = product(b, x, weight, scheme, target, out=None if _integer_path(scheme, target) else out)
+    result = product(b, x, weight, scheme, target, out=None if integer_path(scheme, target) else out)
     if result.row_scales:
         return scale_rows(b, result, out=out)
     return join(b, result.values, out=out)
@@ -111,14 +111,15 @@ def product(b: Builder, x: str, weight: Weight, scheme: str, target: str, out: s
     `out` names the result of a weight in one chunk."""
     if len(weight) > 1:
         out = None
-    if _integer_path(scheme, target):
-        quantised, row_scale = _quantise_rows(b, x)
+    if integer_path(scheme, target):
+        quantised, row_scale = quantise_rows(b, x)
         values = tuple(_integer_product(b, quantised, chunk, scheme, target, out) for chunk in weight)
         return Product(values, (row_scale,))
     return Product(tuple(_float_product(b, x, chunk, scheme, out) for chunk in weight))
 
 
-def _integer_path(scheme: str, target: str) -> bool:
+def integer_path(scheme: str, target: str) -> bool:
+    """Whether products with weights of the scheme are integer products of quantised rows."""
     return scheme in INTEGER_SCHEMES and target in INTEGER_GRAPHS
 
 
@@ -197,8 +198,16 @@ def scale_rows(b: Builder, result: Product, *more: str, out: str | None = None) 
     return b.node("Mul", join(b, result.values), factor, out=out)
 
 
-def _quantise_rows(b: Builder, x: str) -> tuple[str, str]:
-    """uint8 [rows, K] around 128, and the rows' scales [rows, 1]; once per graph for each x.
+def quantised_input(b: Builder, name: str, shape: tuple[str, int]) -> str:
+    """Declares an input that comes as `quantise_rows` gives it: `name` uint8 [rows, K], `{name}_scale` [rows, 1]."""
+    x = b.input(name, shape, np.uint8)
+    b.quantised[x] = (x, b.input(f"{name}_scale", (shape[0], 1)))
+    return x
+
+
+def quantise_rows(b: Builder, x: str) -> tuple[str, str]:
+    """uint8 [rows, K] around 128, and the rows' scales [rows, 1]; once per graph for each x, and not at all where the
+    graph gets x so (`quantised_input`).
 
     Scales are passed per axis, which makes quantising one pass over x instead of a division and a rounding pass.
     """

@@ -17,14 +17,14 @@ _Step = Callable[[str, str | None], str]  # (tensor, wanted name of the result) 
 
 
 def build_qkv(arch: Architecture, scheme: str, target: str) -> onnx.ModelProto:
-    """hidden [rows, H] → q_out [1, rows, QW], k_out [1, rows, KW], v_out [rows, KW].
+    """hidden [rows, H] → q_out [1, rows, QW], k_out [1, rows, KW], v_out [rows, VW].
 
     The leading 1 is what the rotary operator gives and the attention core takes: removing it would be a copy.
     """
     b, heads, kv_heads = Builder("qkv"), arch.attention.heads, arch.attention.kv_heads
     hidden = b.input("hidden", (ROWS, arch.hidden))
     normed = residual_norm(b, hidden, "attn_norm", arch)
-    rope = Rope(b, arch.attention.head_dim)
+    rope = Rope(b, arch.attention.rotated)
     _project(b, normed, "q", heads, arch, scheme, target, rope)
     _project(b, normed, "k", kv_heads, arch, scheme, target, rope)
     _project(b, normed, "v", kv_heads, arch, scheme, target, None)

@@ -12,14 +12,14 @@ from qnn_graphs.norm import residual_norm
 
 
 def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool) -> onnx.ModelProto:
-    """attn [rows, QW], hidden [rows, H] → hidden_out, normed [rows, H] and, with `router`, logits [rows, R].
+    """attn [rows, OW], hidden [rows, H] → hidden_out, normed [rows, H] and, with `router`, logits [rows, R].
 
     hidden_out may be bound at hidden's address. The router is float32 in every scheme: its choice is discrete.
     """
     b, width = Builder("o_router" if router else "o_norm"), arch.hidden
-    attn, hidden = b.input("attn", (ROWS, arch.attention.q_width)), b.input("hidden", (ROWS, width))
+    attn, hidden = b.input("attn", (ROWS, arch.attention.out_width)), b.input("hidden", (ROWS, width))
     chunks = linear_chunks(arch, "o", width, scheme)
-    weight = declare_weight(b, "o", (arch.attention.q_width, width), scheme, target, chunks, scale="o.scale")
+    weight = declare_weight(b, "o", (arch.attention.out_width, width), scheme, target, chunks, scale="o.scale")
     projected = linear(b, attn, weight, scheme, target)
     if arch.attention.o_bias:
         projected = b.node("Add", projected, b.input("o.bias", (width,)))

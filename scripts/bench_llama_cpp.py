@@ -4,10 +4,10 @@
     python -m scripts.bench_llama_cpp olmoe.estream --build DIR    # builds llama-bench from llama-cpp-python's source
 
 llama.cpp gets random weights of the package's shape (scripts/bench/gguf_model.py) as Q4_0 and Q8_0. For every setting
-(resident, or a memory cgroup without swap) and length its variants (scheme × -ub × repacking) run once; the fastest
-then runs --rounds times, in turn with EStream streaming the package. llama-bench warms up before it measures, EStream
-does not; loading is left out on both sides. The page cache is dropped before each run in a cgroup (pages that others
-cached are not charged to it). Needs root, and 12 GB of disk.
+(resident, or a memory cgroup without swap) and length its variants (scheme × -ub × repacking) run once, given up where
+they take half as long again as the fastest before them; the fastest then runs --rounds times, in turn with EStream
+streaming the package. llama-bench warms up before it measures, EStream does not; loading is left out on both sides. The
+page cache is dropped before each run in a cgroup (pages that others cached are not charged to it). Needs root, and 12 GB of disk.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from scripts.bench.llama_build import build_llama_bench
 from scripts.bench_memory import drop_page_cache
 
 UBATCHES = (512, 2048)
+_HOPELESS = 1.5  # times the fastest variant so far, loading included: a slower one is given up
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Rivals:
     """Both programs, on the same threads."""
 
     def __init__(self, args: argparse.Namespace, binary: Path) -> None:
-        self._args, self._binary = args, binary
+        self._args, self._binary, self.timeout = args, binary, args.timeout
         model = json.loads((args.package / "model.json").read_text())
         config = model["config"] | {"model_type": model["family"]}
         self._vocab = config["vocab_size"]
@@ -71,10 +72,10 @@ class Rivals:
                 print(f"writing {file}", file=sys.stderr)
                 write_gguf(config, file, scheme)
 
-    def llama(self, variant: Variant, tokens: int, memory: int | None) -> Run:
+    def llama(self, variant: Variant, tokens: int, memory: int | None, timeout: float | None = None) -> Run:
         command = [self._binary, "-m", self._files[variant.scheme], "-p", tokens, "-n", 0, "-r", 1, "-o", "json"]
         command += ["-t", self._args.threads, "-b", 2048, "-ub", variant.ubatch, "--repack", int(variant.repack)]
-        done, peak, failure = self._run(command, memory)
+        done, peak, failure = self._run(command, memory, timeout=timeout)
         return Run(0.0 if failure else float(json.loads(done)[0]["avg_ts"]), peak, failure)
 
     def estream(self, tokens: int, memory: int | None) -> Run:
@@ -86,7 +87,9 @@ class Rivals:
         done, peak, failure = self._run(command, memory, ids)
         return Run(0.0 if failure else tokens / json.loads(done)["stats"]["ttft_s"], peak, failure)
 
-    def _run(self, command: list[Any], memory: int | None, stdin: str = "") -> tuple[str, int, str]:
+    def _run(
+        self, command: list[Any], memory: int | None, stdin: str = "", timeout: float | None = None
+    ) -> tuple[str, int, str]:
         """(stdout, peak bytes of the cgroup or, without one, of the process, why it did not finish)."""
         if memory is not None:
             drop_page_cache()
@@ -96,13 +99,13 @@ class Rivals:
             process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=group.enter)
             resident = [0]
             threading.Thread(target=watch_peak, args=(process.pid, resident), daemon=True).start()
-            failure = ""
+            failure, timeout = "", self._args.timeout if timeout is None else timeout
             try:
-                out, err = process.communicate(stdin, timeout=self._args.timeout)
+                out, err = process.communicate(stdin, timeout=timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 out, err = process.communicate()
-                failure = f"not finished in {self._args.timeout} s"
+                failure = f"not finished in {timeout:.0f} s"
             if process.returncode and not failure:
                 failure = "killed for memory" if process.returncode == -9 else err.strip()[-300:]
             return out, group.memory_peak() or resident[0], failure
@@ -126,10 +129,16 @@ def watch_peak(pid: int, peak: list[int]) -> None:
 def compare(rivals: Rivals, tokens: int, memory: int | None, rounds: int) -> dict[str, Any]:
     """llama.cpp's variants once, then its fastest against EStream."""
     screened: list[tuple[Variant, Run]] = []
-    for variant in itertools.starmap(Variant, itertools.product(SCHEMES, UBATCHES, (True, False))):
+    shortest = float(rivals.timeout)
+    # Without repacking first: under a memory limit repacked weights thrash or do not fit.
+    for repack, scheme, ubatch in itertools.product((False, True), SCHEMES, UBATCHES):
+        variant = Variant(scheme, ubatch, repack)
         if variant.ubatch > tokens and variant.ubatch != min(UBATCHES):
             continue  # a batch longer than the prompt is the prompt
-        run = rivals.llama(variant, tokens, memory)
+        started = time.monotonic()
+        run = rivals.llama(variant, tokens, memory, min(_HOPELESS * shortest, rivals.timeout))
+        if not run.failure:
+            shortest = min(shortest, time.monotonic() - started)
         screened.append((variant, run))
         print(f"  {variant}: {run.failure or f'{run.tokens_per_s:.1f} tokens/s'}", file=sys.stderr, flush=True)
     best = max(screened, key=lambda one: one[1].tokens_per_s)[0]

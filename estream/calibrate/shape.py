@@ -43,7 +43,7 @@ class ShapeTimer:
         parts, package = self._opened.parts, self._opened.package
         arch, attention = package.architecture, package.architecture.attention
         plan = next(plan for plan in arch.layers if plan.ffn == "moe")
-        tables = prompt_tables(attention.rope, attention.head_dim, [tokens])
+        tables = prompt_tables(attention.rope, attention.rotated, [tokens])
 
         def once() -> None:
             parts.attention.run(plan, [slice(0, tokens)], tables)

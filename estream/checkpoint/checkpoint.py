@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from estream.checkpoint import fp8
 from estream.checkpoint.dtypes import STORED, widen
 from estream.checkpoint.files import read_json, shards, some, tokenizer_files
 from estream.errors import CheckpointError, ClosedError, UnsupportedModelError, brief
@@ -117,8 +118,10 @@ class Checkpoint:
     def read(self, source: Source) -> np.ndarray:
         """The tensor as float32, picked, transposed and scaled, C-contiguous.
 
-        Only the picked bytes are read as long as they are one piece (indices, then at most one slice). Memory is
-        the result plus a few MiB. Raises CheckpointError: no such tensor, another shape, not a float dtype, I/O.
+        Without `order`, only the picked bytes are read as long as they are one piece (indices, then at most one slice).
+        Memory is the result plus a few MiB.
+
+        Raises CheckpointError: no such tensor, another shape, not a float dtype, I/O.
         """
         fd, entry = self._entry(source.name)
         if entry.shape != source.shape:
@@ -129,7 +132,12 @@ class Checkpoint:
                 asked=", ".join(STORED),
                 next_step="Use the original f32, f16 or bf16 checkpoint",
             )
+        if source.order:
+            whole = self.read(Source(source.name, source.shape))[list(source.order)] * np.float32(source.scale)
+            return np.ascontiguousarray(whole.T if source.transpose else whole)
         first, shape, rest = _window(source)
+        if entry.dtype == fp8.DTYPE:
+            return self._dequantised(source, first, shape, rest)
         transpose = source.transpose and not rest
         result = np.empty(shape[::-1] if transpose else shape, np.float32)
         self._fill(fd, entry, first, np.atleast_1d(result.T if transpose else result))
@@ -139,6 +147,20 @@ class Checkpoint:
         if source.scale != 1.0:
             result *= np.float32(source.scale)
         return result
+
+    def _dequantised(
+        self, source: Source, first: int, shape: tuple[int, ...], rest: tuple[int | slice, ...]
+    ) -> np.ndarray:
+        """As `read`, of an FP8 matrix and the window of it that `source` picks from."""
+        fd, entry = self._entry(source.name)
+        block = fp8.block_size(self.config)
+        of_scales = fp8.scale_shape(source.name, source.shape, block)
+        scales = self.read(Source(fp8.scale_name(source.name), of_scales))
+        result = np.empty(shape, np.float32)
+        self._fill(fd, entry, first, result)
+        fp8.scaled(result, first // source.shape[1], scales, block)
+        result = result[rest] if rest else result
+        return np.ascontiguousarray(result.T if source.transpose else result) * np.float32(source.scale)
 
     def gather(self, sources: Sources) -> np.ndarray:
         """The sources side by side along the last axis, float32, C-contiguous."""
@@ -160,6 +182,10 @@ class Checkpoint:
                 if len(missing) == _ENOUGH:
                     break
             expected[source.name] = source.shape
+        eighths = [name for name in expected if name in self._entries and self.dtype(name) == fp8.DTYPE]
+        for name in eighths:
+            expected[fp8.scale_name(name)] = fp8.scale_shape(name, expected[name], fp8.block_size(self.config))
+            missing += [fp8.scale_name(name)] * (fp8.scale_name(name) not in self._entries)
         shaped = [
             f"{name} asked {list(shape)} had {list(self.shape(name))}"
             for name, shape in expected.items()

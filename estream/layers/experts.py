@@ -7,7 +7,6 @@ import numpy as np
 from estream.flash.states import ReadyGroup
 from estream.layers.observe import Observer
 from estream.layers.state import State
-from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import RouteTable, Tile, split_rows
 from estream.runtime.target import Buffer, Graph, Target
@@ -29,13 +28,18 @@ class ExpertRunner:
         self._panels_per_expert = package.pool.panels_per_expert
         self._parts = self._panel.parts
         # The float MatMul treats a single row differently from the same row among others: never run one alone.
-        integers = package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs in INTEGER_GRAPHS
-        self._least_rows = 1 if integers else 2
+        self._least_rows = 1 if state.rows8 is not None else 2
         hidden = self._panel.hidden
         self._gather: Graph = target.load(package.graph(target.graphs, "gather"))
         self._expert: Graph = target.load(package.graph(target.graphs, "expert"))
         self._scatter: Graph = target.load(package.graph(target.graphs, "scatter_add"))
-        self._x = target.allocate(self.rows * hidden * 4, "tile x")
+        self._quantise: Graph | None = None
+        if state.rows8 is not None:
+            self._quantise = target.load(package.graph(target.graphs, "quantise"))
+        self._quantised = -1  # the layer whose rows are
+        self._row_bytes = hidden * 4 if self._quantise is None else hidden + 4
+        self._x = target.allocate(self.rows * self._row_bytes, "tile x")
+        self._x_scale = target.allocate(self.rows * 4, "scales of tile x")
         self._y = target.allocate(self.rows * hidden * 4, "tile y")
         self._gates = target.allocate(self.rows * 4, "tile gates")
         self._index = target.allocate(self.rows * 8, "tile rows")
@@ -46,13 +50,21 @@ class ExpertRunner:
     def begin(self, tokens: int) -> None:
         """Binds the hidden state of a prefill of `tokens` rows."""
         self.rows_computed = self.rows_useful = 0
-        self._gather.bind("table", self._state.normed_buffer, rows=tokens)
+        self._quantised = -1
+        if self._quantise is None:
+            self._gather.bind("table", self._state.normed_buffer, rows=tokens)
+        elif self._state.rows8 is not None and self._state.row_scales is not None:
+            self._quantise.bind("normed", self._state.normed_buffer, rows=tokens)
+            for graph in (self._quantise, self._gather):
+                graph.bind("table", self._state.rows8, rows=tokens)
+                graph.bind("table_scale", self._state.row_scales, rows=tokens)
         self._scatter.bind("table", self._state.hidden_buffer, rows=tokens)
         self._scatter.bind("table_out", self._state.hidden_buffer, rows=tokens)
 
     def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None:
         """The layer whose groups come next."""
         self._routed = table, observe
+        self._quantise_rows(layer)
 
     def run_group(self, ready: ReadyGroup) -> None:
         """All tokens of a group's panels: the panels one after the other, each tile by tile. Releases the group."""
@@ -75,6 +87,7 @@ class ExpertRunner:
         self, layer: int, name: str, record: Buffer, gates: np.ndarray, observe: Observer | None = None
     ) -> None:
         """Every token through every panel of a shared expert or dense FFN. gates: float32 [N]."""
+        self._quantise_rows(layer)
         rows = np.arange(len(gates), dtype=np.int32)
         for panel, offset in enumerate(range(0, record.nbytes, self._panel.panel_bytes)):
             self.bind_panel(record.part(offset, self._panel.panel_bytes))
@@ -82,6 +95,12 @@ class ExpertRunner:
                 self.run(Tile(rows[piece], gates[piece]))
                 if observe:
                     observe(layer, name, piece, {"y": self.y(piece.stop - piece.start)}, panel)
+
+    def _quantise_rows(self, layer: int) -> None:
+        """Once per layer, whichever of its experts comes first."""
+        if self._quantise is not None and self._quantised != layer:
+            self._quantise.run()
+            self._quantised = layer
 
     def bind_panel(self, panel: Buffer) -> None:
         """`panel`: panel_bytes of target memory in the layout of PanelLayout; bound where it lies, never copied."""
@@ -101,9 +120,11 @@ class ExpertRunner:
         self._gates_view[:useful] = tile.gates
         self._gates_view[useful:rows] = 0.0
         self._gather.bind("index", self._index, rows=rows)
-        self._gather.bind("x", self._x, rows=rows)
+        for graph in (self._gather, self._expert):
+            graph.bind("x", self._x, rows=rows)
+            if self._quantise is not None:
+                graph.bind("x_scale", self._x_scale, rows=rows)
         self._gather.run()
-        self._expert.bind("x", self._x, rows=rows)
         self._expert.bind("gates", self._gates, rows=rows)
         self._expert.bind("y", self._y, rows=rows)
         self._expert.run()
@@ -112,4 +133,4 @@ class ExpertRunner:
         self._scatter.run()
         self.rows_computed += rows
         self.rows_useful += useful
-        self._state.bytes_copied += (rows + 2 * useful) * self._panel.hidden * 4
+        self._state.bytes_copied += rows * self._row_bytes + 2 * useful * self._panel.hidden * 4

@@ -53,7 +53,7 @@ class LayerLoop:
         arch, state, runner = self._package.architecture, self._parts.state, self._parts.runner
         panels = self._package.pool.panels_per_expert
         lengths = [prompt.stop - prompt.start for prompt in prompts]
-        tables = prompt_tables(arch.attention.rope, arch.attention.head_dim, lengths)
+        tables = prompt_tables(arch.attention.rope, arch.attention.rotated, lengths)
         for done, plan in enumerate(arch.layers):
             self._check()
             if self._progress is not None:

@@ -18,10 +18,11 @@ BLOCK = 256  # rows of one qkv → attention → o+norm+router pass: attention s
 class State:
     """hidden, normed float32 [max_tokens, H]; logits float32 [max_tokens, R]; K and V of one layer; block buffers.
 
-    Memory that a short prompt does not touch is reserved, not committed.
+    Memory that a short prompt does not touch is reserved, not committed. integers: also what integer products of
+    experts gather from, `rows8` uint8 [max_tokens, H] and `row_scales` float32 [max_tokens, 1].
     """
 
-    def __init__(self, target: Target, arch: Architecture, max_tokens: int) -> None:
+    def __init__(self, target: Target, arch: Architecture, max_tokens: int, *, integers: bool) -> None:
         attention = arch.attention
         self.arch = arch
         self.max_tokens = max_tokens
@@ -36,6 +37,8 @@ class State:
         self.normed_buffer = self._allocate("normed", max_tokens, arch.hidden)
         self.hidden = self.hidden_buffer.array(np.float32, (max_tokens, arch.hidden))
         self.normed = self.normed_buffer.array(np.float32, (max_tokens, arch.hidden))
+        self.rows8 = self._allocate("quantised rows", max_tokens, arch.hidden, 1) if integers else None
+        self.row_scales = self._allocate("scales of rows", max_tokens, 1) if integers else None
         self.logits = np.zeros((max_tokens, max(arch.router_width, 1)), np.float32)
 
         self.keys = self._allocate("keys", max_tokens, attention.cache_width)
@@ -44,20 +47,20 @@ class State:
             "hidden": arch.hidden,
             "normed": arch.hidden,
             "q": attention.q_width,
-            "k": attention.kv_width,
-            "v": attention.kv_width,
-            "attn": attention.q_width,
+            "k": attention.k_width,
+            "v": attention.v_width,
+            "attn": attention.out_width,
             "logits": max(arch.router_width, 1),
-            "cos": attention.head_dim // 2,
-            "sin": attention.head_dim // 2,
+            "cos": attention.rotated // 2,
+            "sin": attention.rotated // 2,
         }
         self.blocks = {name: self._allocate(f"block {name}", self.block, width) for name, width in widths.items()}
         self._views = {name: self.blocks[name].array(np.float32, (self.block, width)) for name, width in widths.items()}
         self.last = target.allocate(4, "last key")
         self.total = target.allocate(4, "total keys")
 
-    def _allocate(self, label: str, rows: int, width: int) -> Buffer:
-        nbytes = max(rows * width, 1) * 4
+    def _allocate(self, label: str, rows: int, width: int, itemsize: int = 4) -> Buffer:
+        nbytes = max(rows * width, 1) * itemsize
         self.nbytes += nbytes
         return self._target.allocate(nbytes, label)
 

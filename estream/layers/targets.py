@@ -23,6 +23,7 @@ from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
 from estream.models.rope import Tables
 from estream.package.contexts import Contexts
+from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import RouteTable
 from estream.runtime.target import Buffer, Target
@@ -112,7 +113,8 @@ def open_parts(
     """Loads the package's graphs; `settle` of attention and head is left to do. `contexts`: the compiled ones, for
     target htp. Raises EStreamError."""
     if contexts is None:
-        state = State(target, package.architecture, max_tokens)
+        integers = package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs in INTEGER_GRAPHS
+        state = State(target, package.architecture, max_tokens, integers=integers)
         attention = AttentionLayers(target, package, weights, state)
         runner = ExpertRunner(target, package, state)
         return Parts(state, attention, runner, Head(target, package, weights, state))

@@ -25,10 +25,23 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): k and v come from a normed vector of `rank`, and
+    where `query_rank` is given q from one of that; the components of k that turn are one head's, for all. `eps`: of
+    these norms."""
+
+    rank: int
+    query_rank: int | None
+    eps: float
+
+
+@dataclass(frozen=True)
 class Attention:
     """Attention geometry, equal in all layers.
 
     `clip` clamps q, k and v to ±clip after the projection and, where there is one, the q/k norm; before RoPE.
+    `rotary_dim`: the first components of a head that turn; None: all. `value_dim`: of a head of v; None: as of q and k.
+    `scale`: of the scores; None: head_dim ** -0.5.
     """
 
     heads: int
@@ -39,19 +52,45 @@ class Attention:
     o_bias: bool = False
     qk_norm: Literal["none", "projection", "head"] = "none"
     clip: float | None = None
+    rotary_dim: int | None = None
+    value_dim: int | None = None
+    scale: float | None = None
+    latent: Latent | None = None
 
     @property
     def q_width(self) -> int:
         return self.heads * self.head_dim
 
     @property
-    def kv_width(self) -> int:
+    def k_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def v_width(self) -> int:
+        return self.kv_heads * self.v_dim
+
+    @property
+    def out_width(self) -> int:
+        """Columns of what attention gives to the output projection."""
+        return self.heads * self.v_dim
+
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def rotated(self) -> int:
+        """Components of a head that turn."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def score_scale(self) -> float:
+        return float(self.head_dim) ** -0.5 if self.scale is None else self.scale
 
     @property
     def cache_head_dim(self) -> int:
         """Columns of a head in the key and value caches: the fused attention operator takes multiples of 8."""
-        return -(-self.head_dim // 8) * 8
+        return -(-max(self.head_dim, self.v_dim) // 8) * 8
 
     @property
     def cache_width(self) -> int:
@@ -108,6 +147,7 @@ class Source:
     """Where a packed tensor comes from: a checkpoint tensor, a piece of it, whether to transpose, and a factor.
 
     `shape` is the checkpoint tensor's whole shape (checked). `pick` indexes it first (fused tensors).
+    `order` takes rows of the tensor in this order instead, before the transpose.
     Hugging Face stores linear weights [out, in]; graphs take [in, out]: `transpose`.
     `scale` multiplies the values, in float32: what a family's config multiplies activations with goes into the weights.
     """
@@ -117,6 +157,7 @@ class Source:
     pick: tuple[int | slice, ...] = ()
     transpose: bool = False
     scale: float = 1.0
+    order: tuple[int, ...] = ()
 
 
 # A packed tensor is one source, or several side by side along the last axis (after the transpose).
@@ -170,8 +211,9 @@ class Family(ABC):
 
     @abstractmethod
     def layer_sources(self, layer: int) -> dict[str, Sources]:
-        """Dense tensors of a layer by packed name: attn_norm, attn_norm.bias, q, k, v, q.bias, k.bias, v.bias, q_norm,
-        k_norm, o, o.bias, ffn_norm, ffn_norm.bias, router (those that the architecture has)."""
+        """Dense tensors of a layer by packed name, those that the architecture has: attn_norm, q, k, v, o, their biases
+        as q.bias, ..., q_norm, k_norm, for latent attention q_a, kv_a, k_rope, their biases and norms, ffn_norm,
+        router; attn_norm.bias and ffn_norm.bias of a layer norm."""
 
     @abstractmethod
     def expert_sources(self, layer: int, expert: int) -> ExpertSources: ...

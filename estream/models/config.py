@@ -22,7 +22,7 @@ HARMLESS = frozenset(
     architectures model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
     attn_implementation _attn_implementation _attn_implementation_autoset unsloth_version unsloth_fixed
     auto_map initializer_range use_cache attention_dropout hidden_dropout router_aux_loss_coef router_jitter_noise
-    input_jitter_noise output_router_logits
+    input_jitter_noise output_router_logits aux_loss_alpha seq_aux pretraining_tp ep_size
     output_attentions output_hidden_states return_dict return_dict_in_generate
     bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id
     id2label label2id num_labels problem_type finetuning_task task_specific_params
@@ -48,13 +48,14 @@ def read_config(
     """
     if raw.get("model_type", model_type) != model_type:
         raise CheckpointError("config.json: model_type", asked=model_type, had=brief(raw["model_type"]))
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"]
-        method = method.get("quant_method", method) if isinstance(method, Mapping) else method
+    method = raw.get("quantization_config")
+    if isinstance(method, Mapping):
+        method = method.get("quant_method", method)
+    if method not in (None, "fp8"):  # what the scales of FP8 belong to, the checkpoint knows
         raise UnsupportedModelError(
             "config.json: quantization_config: the weights are already quantised",
             had=brief(method),
-            next_step="Pack the original f32, f16 or bf16 checkpoint; EStream quantises by itself (--experts int8)",
+            next_step="Pack the original f32, f16, bf16 or FP8 checkpoint; EStream quantises by itself",
         )
     raw = _renamed(raw, aliases or {})
     hints = typing.get_type_hints(cls)

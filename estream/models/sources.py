@@ -50,7 +50,7 @@ def attention_sources(architecture: Architecture, layer: int) -> dict[str, Sourc
     """Norms, projections and biases of a layer, all that the architecture has, without the router."""
     attention, hidden = architecture.attention, architecture.hidden
     prefix = f"model.layers.{layer}"
-    q, kv = attention.q_width, attention.kv_width
+    q, kv = attention.q_width, attention.k_width
     found: dict[str, Source] = {
         "attn_norm": Source(f"{prefix}.input_layernorm.weight", (hidden,)),
         "ffn_norm": Source(f"{prefix}.post_attention_layernorm.weight", (hidden,)),

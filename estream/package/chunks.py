@@ -54,13 +54,15 @@ def column_chunks(depth: int, width: int, *, unit: int = UNIT, multiple_of: int 
 
 
 def linear_chunks(arch: Architecture, name: str, width: int, scheme: str) -> int:
-    """Column chunks of a dense matrix with `width` columns: q, k, v, o or head; one where they do not divide."""
+    """Column chunks of a dense matrix with `width` columns: q, k, v, o, head or a latent projection.
+
+    One where they do not divide."""
     if scheme == "f32":
         return 1
     try:
         if name in ("q", "k", "v"):
             return qkv_chunks(arch, name)
-        return column_chunks(arch.attention.q_width if name == "o" else arch.hidden, width)
+        return column_chunks(arch.attention.out_width if name == "o" else arch.hidden, width)
     except ValueError:
         return 1
 
@@ -69,7 +71,18 @@ def qkv_chunks(arch: Architecture, name: str) -> int:
     """Column chunks of q, k or v: whole heads, and a whole number of chunks per head group or of groups per chunk."""
     a, groups = arch.attention, head_groups(arch.attention)
     heads, count = (a.heads, groups.groups) if name == "q" else (a.kv_heads, groups.kv_groups)
-    return column_chunks(arch.hidden, heads * a.head_dim, unit=a.head_dim, multiple_of=count)
+    depth, head = projection(a, arch.hidden, name)
+    return column_chunks(depth, heads * head, unit=head, multiple_of=count)
+
+
+def projection(attention: Attention, hidden: int, name: str) -> tuple[int, int]:
+    """(rows, columns per head) of the matrix q, k or v. Of latent attention, k is without what turns."""
+    a, latent = attention, attention.latent
+    if latent is None:
+        return hidden, a.v_dim if name == "v" else a.head_dim
+    if name == "q":
+        return hidden if latent.query_rank is None else latent.query_rank, a.head_dim
+    return latent.rank, a.v_dim if name == "v" else a.head_dim - a.rotated
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ class HeadGroups:
     kv_heads: int  # KV heads of a group
     sharing: int  # groups that share a KV head
     head_dim: int
+    v_dim: int
 
     @property
     def kv_groups(self) -> int:
@@ -95,15 +109,19 @@ class HeadGroups:
         return self.kv_heads, self.head_dim, rows
 
     def v_shape(self, rows: int) -> tuple[int, int, int]:
-        return self.kv_heads, rows, self.head_dim
+        return self.kv_heads, rows, self.v_dim
+
+    def attn_shape(self, rows: int) -> tuple[int, int, int]:
+        """As q_shape, of what attention gives."""
+        return self.kv_heads, self.heads // self.kv_heads * rows, self.v_dim
 
 
 def head_groups(attention: Attention, largest: int = 4) -> HeadGroups:
     """Groups of at most `largest` query heads: several KV heads with all their query heads, or a part of one's."""
-    folded = attention.heads // attention.kv_heads
+    folded, dims = attention.heads // attention.kv_heads, (attention.head_dim, attention.v_dim)
     if folded > largest:
         heads = max(n for n in range(1, largest + 1) if folded % n == 0)
-        return HeadGroups(attention.heads // heads, heads, 1, folded // heads, attention.head_dim)
+        return HeadGroups(attention.heads // heads, heads, 1, folded // heads, *dims)
     most = min(attention.kv_heads, largest)
     whole = [n for n in range(1, most + 1) if attention.kv_heads % n == 0 and n * folded <= largest]
-    return HeadGroups(attention.kv_heads // whole[-1], whole[-1] * folded, whole[-1], 1, attention.head_dim)
+    return HeadGroups(attention.kv_heads // whole[-1], whole[-1] * folded, whole[-1], 1, *dims)

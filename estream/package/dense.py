@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from estream.models.base import Architecture, LayerPlan
-from estream.package.chunks import chunk_names, linear_chunks
+from estream.models.base import Architecture, Attention, LayerPlan
+from estream.package.chunks import chunk_names, linear_chunks, projection
 from estream.package.layout import DTYPES, WEIGHT_DTYPE, PanelLayout, align, head_slices
 
-LINEARS = ("q", "k", "v", "o")
+_LINEARS = frozenset({"q_a", "q", "kv_a", "k_rope", "k", "v", "o"})
 PAD = "__pad."  # names of the fills, which the file format needs because it allows no holes
 
 
@@ -76,27 +76,48 @@ def linear_name(tensor: str) -> str | None:
     parts = tensor.split(".")
     if parts[0] == "head" and parts[2:] != ["bias"]:
         return ".".join(parts[:2])
-    if parts[0] == "layers" and parts[2] in LINEARS and parts[3:] != ["bias"]:
+    if parts[0] == "layers" and parts[2] in _LINEARS and parts[3:] != ["bias"]:
         return ".".join(parts[:3])
     return None
 
 
+def linears(attention: Attention, hidden: int) -> dict[str, tuple[int, int]]:
+    """(rows, columns) of a layer's attention matrices by name, in file order."""
+    latent, rotated = attention.latent, attention.rotated
+    found: dict[str, tuple[int, int]] = {}
+    if latent is not None:
+        if latent.query_rank is not None:
+            found["q_a"] = hidden, latent.query_rank
+        found |= {"kv_a": (hidden, latent.rank), "k_rope": (hidden, rotated)}
+    for name, heads in (("q", attention.heads), ("k", attention.kv_heads), ("v", attention.kv_heads)):
+        depth, head = projection(attention, hidden, name)
+        found[name] = depth, heads * head
+    return found | {"o": (attention.out_width, hidden)}
+
+
+def biased(attention: Attention) -> list[str]:
+    """The matrices that have a bias; of latent attention those that take the hidden state in."""
+    inward = ["q", "k", "v"]
+    if attention.latent is not None:
+        inward = ["kv_a", "k_rope"] + (["q_a"] if attention.latent.query_rank is not None else [])
+    return (inward if attention.qkv_bias else []) + (["o"] if attention.o_bias else [])
+
+
 def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, spare: int) -> Iterator[Spec]:
     attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
-    q_width, kv_width = attention.q_width, attention.kv_width
+    matrices = linears(attention, hidden)
     yield from _norm(arch, f"{at}.attn_norm")
-    shapes = ((hidden, q_width), (hidden, kv_width), (hidden, kv_width), (q_width, hidden))
-    for name, (inputs, outputs) in zip(LINEARS, shapes, strict=True):
+    for name, (inputs, outputs) in matrices.items():
         yield from _linear(arch, f"{at}.{name}", inputs, outputs, dense)
-    if attention.qkv_bias:
-        for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
-            yield f"{at}.{name}.bias", "F32", (width,), 0
-    if attention.o_bias:
-        yield f"{at}.o.bias", "F32", (hidden,), 0
+    for name in biased(attention):
+        yield f"{at}.{name}.bias", "F32", (matrices[name][1],), 0
     if attention.qk_norm != "none":
         whole = attention.qk_norm == "projection"
-        yield f"{at}.q_norm", "F32", (q_width if whole else attention.head_dim,), 0
-        yield f"{at}.k_norm", "F32", (kv_width if whole else attention.head_dim,), 0
+        yield f"{at}.q_norm", "F32", (attention.q_width if whole else attention.head_dim,), 0
+        yield f"{at}.k_norm", "F32", (attention.k_width if whole else attention.head_dim,), 0
+    for name in ("q_a", "kv_a"):
+        if name in matrices:
+            yield f"{at}.{name}_norm", "F32", (matrices[name][1],), 0
     yield from _norm(arch, f"{at}.ffn_norm")
     if plan.ffn == "moe":
         yield f"{at}.router", "F32", (hidden, arch.router_width), 0

@@ -34,7 +34,7 @@ from estream.package.layout import (
 from estream.small_file import JSON_BYTES, read_small
 
 FORMAT = "estream"
-VERSION = 2
+VERSION = 3
 MODEL, POOL, DENSE, CHECKSUMS = "model.json", "experts.safetensors", "dense.safetensors", "checksums.bin"
 
 

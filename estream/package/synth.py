@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from estream.models import family as find_family
-from estream.package.dense import DenseTensor, linear_name
+from estream.package.dense import DenseTensor, linear_name, linears
 from estream.package.files import Progress
 from estream.package.layout import DTYPES, INT4_GROUP, INTEGER_SCHEMES, STEP, ZERO_POINT, Part
 from estream.package.presets import preset_config
@@ -109,8 +109,9 @@ class RandomWeights:
 
     def _inputs(self, name: str) -> int:
         """K of the matrix that `name` is, or scales."""
-        attention = self._packing.architecture.attention
-        return attention.q_width if name.split(".")[-2:-1] == ["o"] else self._packing.architecture.hidden
+        arch = self._packing.architecture
+        matrix = (linear_name(name) or name).rpartition(".")[2]
+        return linears(arch.attention, arch.hidden).get(matrix, (arch.hidden, 0))[0]
 
     def _deviation(self, name: str, inputs: int) -> float:
         name = linear_name(name) or name

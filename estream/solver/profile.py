@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from estream.errors import EStreamError, brief
+from estream.package.dense import linears
 from estream.package.reader import Package
 from estream.version import __version__
 from estream.whole_file import write_whole
@@ -168,16 +169,18 @@ def interpolate(points: Sequence[tuple[float, float]], amount: float) -> float:
 def shape_key(package: Package) -> str:
     """What compute times depend on: sizes and schemes of panels, attention and head."""
     arch, panel, attention = package.architecture, package.pool.panel, package.architecture.attention
+    latent = f".{attention.latent.rank}" if attention.latent is not None else ""
     return (
         f"{arch.hidden}x{panel.width}-{panel.scheme}-{package.manifest.dense}-"
-        f"{attention.heads}.{attention.kv_heads}.{attention.head_dim}-{arch.router_width}-{package.head_width}"
+        f"{attention.heads}.{attention.kv_heads}.{attention.head_dim}{latent}-{arch.router_width}-{package.head_width}"
     )
 
 
 def shape_elements(package: Package) -> tuple[int, int]:
     """(weights of a panel's matrix, weights of a layer's attention projections)."""
-    arch, attention = package.architecture, package.architecture.attention
-    return arch.hidden * package.pool.panel.width, 2 * arch.hidden * (attention.q_width + attention.kv_width)
+    arch = package.architecture
+    matrices = linears(arch.attention, arch.hidden).values()
+    return arch.hidden * package.pool.panel.width, sum(rows * columns for rows, columns in matrices)
 
 
 def identify(backend: str, graphs: str, threads: int | None, path: Path) -> dict[str, Any]:

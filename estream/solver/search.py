@@ -10,7 +10,7 @@ import numpy as np
 
 from estream.layers.state import State
 from estream.layers.weights import dense_bytes
-from estream.package.layout import PoolLayout
+from estream.package.layout import INTEGER_SCHEMES, PoolLayout
 from estream.package.reader import Package
 from estream.runtime.mock import MockTarget
 from estream.solver.automatic import ARENA_BYTES, Configuration, held_bytes, resolve
@@ -103,7 +103,8 @@ def solve(
 
 def held_before_arena(package: Package, profile: DeviceProfile, tokens: int) -> int:
     """Bytes of the process beside the arena and the matrices and records of dense weights, on target cpu."""
-    state = State(MockTarget(), package.architecture, tokens)  # reserves, does not touch
+    integers = package.pool.panel.scheme in INTEGER_SCHEMES
+    state = State(MockTarget(), package.architecture, tokens, integers=integers)  # reserves, does not touch
     vectors, _, _ = dense_bytes(package)
     now = profile.base_bytes + vectors
     return held_bytes(now, state.nbytes, state.scratch_bytes, package.architecture, tokens)

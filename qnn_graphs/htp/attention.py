@@ -14,11 +14,15 @@ MASKED = -30000.0  # added to a score that does not count; also the running maxi
 _EXTRA = 32  # rows added to k, of which the first counts: whole tiles of the NPU
 
 
-def build_attention(groups: HeadGroups, rows: int, keys: int, steps: int = 2) -> onnx.ModelProto:
+def build_attention(
+    groups: HeadGroups, rows: int, keys: int, steps: int = 2, scale: float | None = None
+) -> onnx.ModelProto:
     """A block of queries against `steps` blocks of keys and values, joined to what earlier calls gave. One head group.
+    scale: of the scores, D ** -0.5 unless given.
 
     q (`HeadGroups.q_shape`), per step s k.{s}, v.{s}, mask.{s} [T, K] (0, or MASKED), and the running state max, sum
-    [kv_heads, R · T, 1], attn (q's shape) → max_out, sum_out, attn_out. All float16, R = heads / kv_heads.
+    [kv_heads, R · T, 1], attn (`HeadGroups.attn_shape`) → max_out, sum_out, attn_out. All float16,
+    R = heads / kv_heads.
     Before the first call: max = MASKED, sum = attn = 0. attn is always divided by the sum so far, so it stays within
     the range of v. A row that a block masks altogether is forgotten by the first block that does not.
 
@@ -29,8 +33,10 @@ def build_attention(groups: HeadGroups, rows: int, keys: int, steps: int = 2) ->
     b, (kv, folded, dim) = Builder("attention"), groups.q_shape(rows)
     q = b.input("q", (kv, folded, dim), np.float16)
     largest, total = (b.input(name, (kv, folded, 1), np.float16) for name in ("max", "sum"))
-    attn = b.input("attn", (kv, folded, dim), np.float16)
-    scaled = b.node("Mul", q, half(b, dim**-0.5))  # before the product: it keeps scores of loud heads in range
+    attn = b.input("attn", groups.attn_shape(rows), np.float16)
+    scaled = b.node(
+        "Mul", q, half(b, dim**-0.5 if scale is None else scale)
+    )  # before the product: it keeps scores of loud heads in range
     minus_one = np.zeros((kv, _EXTRA, keys), np.float16)
     minus_one[:, 0] = -1
     ks, vs, masks = [], [], []
@@ -61,7 +67,7 @@ def build_attention(groups: HeadGroups, rows: int, keys: int, steps: int = 2) ->
     for one, v in zip(weights, vs, strict=True):
         attn = b.node("Add", attn, b.node("MatMul", b.node("Mul", one, share), v))
     largest = peak
-    b.node("Identity", attn, out=b.output("attn_out", (kv, folded, dim), np.float16))
+    b.node("Identity", attn, out=b.output("attn_out", groups.attn_shape(rows), np.float16))
     b.node("Identity", largest, out=b.output("max_out", (kv, folded, 1), np.float16))
     b.node("Identity", total, out=b.output("sum_out", (kv, folded, 1), np.float16))
     return b.model()

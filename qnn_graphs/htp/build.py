@@ -12,6 +12,7 @@ from estream.package.layout import PanelLayout, default_panel_width
 from qnn_graphs.htp.attention import build_attention
 from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv
 from qnn_graphs.htp.expert import ExpertGraph, build_expert
+from qnn_graphs.htp.latent import build_latent_qkv
 
 MAX_CONTEXTS = 8  # what phones hold at a time
 
@@ -68,8 +69,8 @@ def build_graphs(
     """
     models = [
         build_norm(arch, plan.rows),
-        build_qkv(arch, dense, plan.rows),
-        build_attention(head_groups(arch.attention), plan.rows, plan.rows, plan.steps),
+        (build_qkv if arch.attention.latent is None else build_latent_qkv)(arch, dense, plan.rows),
+        build_attention(head_groups(arch.attention), plan.rows, plan.rows, plan.steps, arch.attention.score_scale),
         build_o(arch, dense, plan.rows),
         build_head(arch, dense, plan.head_rows, head_width),
     ]

@@ -61,19 +61,23 @@ def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
         chunks = qkv_chunks(arch, name)
         pieces = _adjusted(b, products(b, x, name, (arch.hidden, width), scheme, chunks), name, width, rows, arch)
         for group in range(count):
-            split = b.node("Reshape", _columns(b, pieces, group, count), b.integers(rows, heads // count, a.head_dim))
-            folded = b.node("Transpose", split, perm=(1, 0, 2))
+            folded = heads_first(b, pieces, group, count, (rows, heads // count, a.head_dim))
             if name != "v":
-                folded = _rotated(b, folded, cos, sin)
-            _write_group(b, folded, name, group, groups, rows)
+                folded = rotated(b, folded, cos, sin)
+            write_group(b, folded, name, group, groups, rows)
     return b.model()
 
 
-def _columns(b: Builder, pieces: list[str], group: int, groups: int) -> str:
-    """The columns of a head group, from column chunks of which each group has a whole number."""
+def heads_first(b: Builder, pieces: list[str], group: int, groups: int, sizes: tuple[int, int, int]) -> str:
+    """[heads, T, D] of a head group, from column chunks, each group having a whole number. sizes: (T, heads, D)."""
     per = len(pieces) // groups
-    own = pieces[group * per : (group + 1) * per]
-    return own[0] if per == 1 else b.node("Concat", *own, axis=1)
+    own = join(b, pieces[group * per : (group + 1) * per])
+    return b.node("Transpose", b.node("Reshape", own, b.integers(*sizes)), perm=(1, 0, 2))
+
+
+def join(b: Builder, pieces: list[str]) -> str:
+    """Column chunks [T, N/C] side by side."""
+    return pieces[0] if len(pieces) == 1 else b.node("Concat", *pieces, axis=1)
 
 
 def products(b: Builder, x: str, name: str, shape: tuple[int, int], scheme: str, chunks: int) -> list[str]:
@@ -96,8 +100,7 @@ def _adjusted(b: Builder, pieces: list[str], name: str, width: int, rows: int, a
         biases = column_vectors(b, f"{name}.bias", width, count)
         pieces = [b.node("Add", piece, bias) for piece, bias in zip(pieces, biases, strict=True)]
     if a.qk_norm == "projection" and name != "v":
-        whole = pieces[0] if count == 1 else b.node("Concat", *pieces, axis=1)
-        whole = rms_norm(b, whole, b.input(f"{name}_norm", (width,), np.float16), arch.norm_eps)
+        whole = rms_norm(b, join(b, pieces), b.input(f"{name}_norm", (width,), np.float16), arch.norm_eps)
         pieces = [whole] if count == 1 else b.nodes("Split", whole, outs=(None,) * count, axis=1, num_outputs=count)
     if a.qk_norm == "head" and name != "v":
         weight = b.input(f"{name}_norm", (a.head_dim,), np.float16)
@@ -109,7 +112,7 @@ def _adjusted(b: Builder, pieces: list[str], name: str, width: int, rows: int, a
     return list(pieces)
 
 
-def _rotated(b: Builder, x: str, cos: str, sin: str) -> str:
+def rotated(b: Builder, x: str, cos: str, sin: str) -> str:
     """x [heads, T, D] turned: element i of a head with element i + D/2."""
     first, second = b.nodes("Split", x, outs=(None, None), axis=2, num_outputs=2)
     turned = (
@@ -119,7 +122,7 @@ def _rotated(b: Builder, x: str, cos: str, sin: str) -> str:
     return b.node("Concat", *turned, axis=2)
 
 
-def _write_group(b: Builder, x: str, name: str, group: int, groups: HeadGroups, rows: int) -> None:
+def write_group(b: Builder, x: str, name: str, group: int, groups: HeadGroups, rows: int) -> None:
     """x [heads of the group, T, D] in the layout of the attention core."""
     out = f"{name}_out.{group}"
     if name == "q":
@@ -132,19 +135,18 @@ def _write_group(b: Builder, x: str, name: str, group: int, groups: HeadGroups, 
 
 
 def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
-    """Per head group attn.{g} (q's layout), o in column chunks → delta.{c} float16 [T, H/C].
+    """Per head group attn.{g} (`HeadGroups.attn_shape`), o in column chunks → delta.{c} float16 [T, H/C].
 
     The host adds delta to the residual stream.
     """
     b, a, groups = Builder("o"), arch.attention, head_groups(arch.attention)
     chunks, pieces = linear_chunks(arch, "o", arch.hidden, scheme), []
     for group in range(groups.groups):
-        attn = b.input(f"attn.{group}", groups.q_shape(rows), np.float16)
-        heads = b.node("Reshape", attn, b.integers(groups.heads, rows, a.head_dim))
-        flat = b.integers(rows, groups.heads * a.head_dim)
+        attn = b.input(f"attn.{group}", groups.attn_shape(rows), np.float16)
+        heads = b.node("Reshape", attn, b.integers(groups.heads, rows, a.v_dim))
+        flat = b.integers(rows, groups.heads * a.v_dim)
         pieces.append(b.node("Reshape", b.node("Transpose", heads, perm=(1, 0, 2)), flat))
-    x = pieces[0] if len(pieces) == 1 else b.node("Concat", *pieces, axis=1)
-    results = products(b, x, "o", (a.q_width, arch.hidden), scheme, chunks)
+    results = products(b, join(b, pieces), "o", (a.out_width, arch.hidden), scheme, chunks)
     if a.o_bias:
         biases = column_vectors(b, "o.bias", arch.hidden, chunks)
         results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]

@@ -97,6 +97,13 @@ def _layer_norm(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Ar
     return _norm(attributes, x - x.mean(axis=-1, keepdims=True), weight) + bias
 
 
+def _slice(_: Any, x: Array, starts: Array, ends: Array, axes: Array) -> Array:
+    index = [slice(None)] * x.ndim
+    for start, end, axis in zip(starts, ends, axes, strict=True):
+        index[axis] = slice(start, end)
+    return x[tuple(index)]
+
+
 def _split(attributes: Mapping[str, Any], x: Array) -> list[Array]:
     return np.split(x, attributes["num_outputs"], axis=attributes["axis"])
 
@@ -129,6 +136,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "ReduceSum": _reduce(np.sum),
     "Reshape": lambda _, x, shape: x.reshape(tuple(shape)),
     "Sigmoid": lambda _, x: 1 / (1 + np.exp(-x)),
+    "Slice": _slice,
     "Split": _split,
     "Sub": lambda _, x, y: x - y,
     "Transpose": lambda attributes, x: x.transpose(attributes["perm"]),

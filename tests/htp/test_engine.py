@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 16, "norm_topk_prob": True, "num_key_value_heads": 1},
     "granitemoe": {"num_experts_per_tok": 4},
     "phimoe": {"sliding_window": 300},
+    "deepseek_v2": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16},
 }
 Made = tuple[Path, TinyCheckpoint]
 

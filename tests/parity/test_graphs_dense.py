@@ -37,7 +37,7 @@ def runner(target: Target, folder: Path, arch: Architecture, scheme: str, loweri
 def weights(arch: Architecture, scheme: str, seed: int = 1) -> dict[str, np.ndarray]:
     """Graph inputs by name."""
     r, a, hidden = np.random.default_rng(seed), arch.attention, arch.hidden
-    shapes = {"q": (hidden, a.q_width), "k": (hidden, a.kv_width), "v": (hidden, a.kv_width)}
+    shapes = {"q": (hidden, a.q_width), "k": (hidden, a.k_width), "v": (hidden, a.k_width)}
     shapes |= {"o": (a.q_width, hidden), "head": (hidden, HEAD_WIDTH)}
     made: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
@@ -46,8 +46,8 @@ def weights(arch: Architecture, scheme: str, seed: int = 1) -> dict[str, np.ndar
         if scale is not None:
             made[f"{name}.scale"] = scale
     norms = {"attn_norm": hidden, "ffn_norm": hidden, "final_norm": hidden}
-    norms |= {f"{x}_norm": a.head_dim if a.qk_norm == "head" else n for x, n in (("q", a.q_width), ("k", a.kv_width))}
-    biases = {"q.bias": a.q_width, "k.bias": a.kv_width, "v.bias": a.kv_width, "o.bias": hidden}
+    norms |= {f"{x}_norm": a.head_dim if a.qk_norm == "head" else n for x, n in (("q", a.q_width), ("k", a.k_width))}
+    biases = {"q.bias": a.q_width, "k.bias": a.k_width, "v.bias": a.k_width, "o.bias": hidden}
     for name, width in (norms | biases).items():
         made[name] = r.standard_normal(width).astype(np.float32)
     made["router"] = r.standard_normal((hidden, arch.router_width)).astype(np.float32)

@@ -35,7 +35,11 @@ def runner(target: Target, folder: Path, scheme: str, lowering: str, hidden: int
         head_width=96,
         target=lowering,
     )
-    return GraphRunner(target, folder, {name: models[name] for name in ("expert", "gather", "scatter_add")})
+    return GraphRunner(
+        target,
+        folder,
+        {name: models[name] for name in ("expert", "gather", "scatter_add", "quantise") if name in models},
+    )
 
 
 def panel(
@@ -93,7 +97,8 @@ def test_inputs_are_the_parts_of_a_panel(target: Target, tmp_path: Path, scheme:
     inputs = runner(target, tmp_path, scheme, HOST_GRAPHS, 64, 32).graphs["expert"].inputs
     _, arrays = panel(target, layout)
     assert [name for name in inputs if name not in ("x", "gates")]
-    assert set(inputs) == {"x", "gates"} | {part.name for part in layout.parts}
+    rows = {"x", "gates"} | ({"x_scale"} if scheme == "int8" else set())
+    assert set(inputs) == rows | {part.name for part in layout.parts}
     for part in layout.parts:
         assert inputs[part.name].shape == part.shape
         assert inputs[part.name].dtype == taken(arrays[part.name], HOST_GRAPHS).dtype
@@ -152,6 +157,20 @@ def test_gather_and_scatter_in_place(target: Target, tmp_path: Path) -> None:
         for in_place in ({"table_out": "table"}, {}):
             got = run.run("scatter_add", inputs, in_place, rows=rows, table_rows=900)["table_out"]
             np.testing.assert_array_equal(got, want)
+
+
+def test_quantised_rows_are_gathered_with_their_scales(target: Target, tmp_path: Path) -> None:
+    run = runner(target, tmp_path, "int8", HOST_GRAPHS, 64, 32)
+    normed = np.random.default_rng(7).standard_normal((90, 64)).astype(np.float32)
+    normed[3] = 0
+    tables = run.run("quantise", {"normed": normed}, table_rows=90)
+    rows, scales = quantise_rows(normed)
+    np.testing.assert_array_equal(tables["table"].astype(np.int64) - 128, rows)
+    np.testing.assert_allclose(tables["table_scale"], scales, rtol=1e-6)
+    index = np.array([5, 3, 88])
+    got = run.run("gather", {**tables, "index": index}, rows=3, table_rows=90)
+    np.testing.assert_array_equal(got["x"], tables["table"][index])
+    np.testing.assert_array_equal(got["x_scale"], tables["table_scale"][index])
 
 
 def test_gather_and_scatter_take_the_same_numbers(target: Target, tmp_path: Path) -> None:

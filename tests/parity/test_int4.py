@@ -65,9 +65,9 @@ def test_expert(target: Target, tmp_path: Path, lowering: str, hidden: int, widt
     parts = {part.name: buffer.part(part.offset, part.nbytes) for part in layout.parts}
     run = runner(target, tmp_path, lowering, hidden, width)
     inputs = run.graphs["expert"].inputs
-    assert {name: (info.shape, info.dtype) for name, info in inputs.items() if name not in ("x", "gates")} == {
-        name: (view.shape, view.dtype) for name, view in part_views(layout, panel).items()
-    }
+    assert {
+        name: (info.shape, info.dtype) for name, info in inputs.items() if name not in ("x", "x_scale", "gates")
+    } == {name: (view.shape, view.dtype) for name, view in part_views(layout, panel).items()}
     numbers = panel_numbers(layout, panel)
     for rows in (1, 2, 7, 130):
         x = r.standard_normal((rows, hidden)).astype(np.float32)

@@ -10,6 +10,7 @@ import onnx
 
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
 from estream.runtime.target import Buffer, Graph, Target
+from qnn_graphs.movement import build_quantise
 from tests.support.schemes import taken
 
 
@@ -17,7 +18,7 @@ class GraphRunner:
     """Saves models under `folder`, loads them into `target`, binds copies of arrays and runs."""
 
     def __init__(self, target: Target, folder: Path, models: Mapping[str, onnx.ModelProto]) -> None:
-        self._target = target
+        self._target, self._folder = target, folder
         self.graphs: dict[str, Graph] = {}
         for name, model in models.items():
             path = folder / f"{name}.onnx"
@@ -29,6 +30,17 @@ class GraphRunner:
         buffer = self._target.allocate(max(array.nbytes, 1), "test")
         buffer.array(array.dtype, array.shape)[...] = array
         return buffer
+
+    def quantised(self, inputs: Mapping[str, np.ndarray | Buffer]) -> dict[str, np.ndarray]:
+        """x and x_scale as the quantising graph gives them for the float32 rows `inputs["x"]`."""
+        x = inputs["x"]
+        assert isinstance(x, np.ndarray)
+        if "quantise" not in self.graphs:
+            path = self._folder / "quantise.onnx"
+            onnx.save(build_quantise(x.shape[1]), path)
+            self.graphs["quantise"] = self._target.load(path)
+        found = self.run("quantise", {"normed": x}, table_rows=len(x))
+        return {"x": found["table"], "x_scale": found["table_scale"]}
 
     def run(
         self,
@@ -42,7 +54,9 @@ class GraphRunner:
         graph = self.graphs[name]
         bound: dict[str, Buffer] = {}
         for tensor, info in graph.inputs.items():
-            given = inputs[tensor]
+            given = inputs[tensor] if tensor in inputs else self.quantised(inputs)[tensor]
+            if tensor == "x" and info.dtype == np.uint8:
+                given = self.buffer(self.quantised(inputs)["x"])
             if not isinstance(given, Buffer):
                 given = taken(given, "cpu-u8" if info.dtype == np.uint8 else "cpu").astype(info.dtype, copy=False)
             bound[tensor] = given if isinstance(given, Buffer) else self.buffer(given)
@@ -51,7 +65,11 @@ class GraphRunner:
         for tensor, info in graph.outputs.items():
             shape = tuple(rows[size] if isinstance(size, str) else size for size in info.shape)
             shared = (in_place or {}).get(tensor)
-            buffer = bound[shared] if shared else self.buffer(np.full(shape, np.nan, info.dtype))
+            buffer = (
+                bound[shared]
+                if shared
+                else self.buffer(np.full(shape, np.nan if info.dtype.kind == "f" else 0, info.dtype))
+            )
             graph.bind(tensor, buffer, _rows(info.shape, rows))
             views[tensor] = buffer.array(info.dtype, shape)
         graph.run()

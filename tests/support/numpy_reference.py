@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from estream.checkpoint import Checkpoint
-from estream.models.base import ExpertSources, Family, LayerPlan
+from estream.models.base import Attention, ExpertSources, Family, LayerPlan
 from estream.models.rope import rope_tables
 
 
@@ -40,8 +40,8 @@ def prefill(checkpoint: Checkpoint, family: Family, ids: list[int]) -> np.ndarra
             total[rows] += y * choice.gates[rows, slots, None]
         shared = family.shared_sources(plan.index)
         if shared is not None:
-            assert choice.shared is not None
-            total += _swiglu(checkpoint, shared, normed) * choice.shared[:, None]
+            gates = 1.0 if choice.shared is None else choice.shared[:, None]
+            total += _swiglu(checkpoint, shared, normed) * gates
         hidden = hidden + total
     return norm(hidden, model, "final_norm") @ model["head"] + model.get("head.bias", 0.0)
 
@@ -58,6 +58,8 @@ def _swiglu(checkpoint: Checkpoint, sources: ExpertSources, x: np.ndarray) -> np
 
 def _attention(family: Family, plan: LayerPlan, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
     a, eps = family.architecture().attention, family.architecture().norm_eps
+    if a.latent is not None:
+        return _latent_attention(a, plan, x, w)
     q, k, v = (x @ w[name] + w.get(f"{name}.bias", 0.0) for name in "qkv")
     if a.qk_norm == "projection":
         q, k = _norm(q, w["q_norm"], eps), _norm(k, w["k_norm"], eps)
@@ -70,12 +72,36 @@ def _attention(family: Family, plan: LayerPlan, x: np.ndarray, w: dict[str, np.n
     cos, sin = rope_tables(a.rope, a.head_dim, np.arange(n))
     q, k = (_rotate(value, cos, sin) for value in (q, k))
     k, v = (np.repeat(value, a.heads // a.kv_heads, axis=0) for value in (k, v))
+    return _core(a, plan, q, k, v) @ w["o"] + w.get("o.bias", 0.0)
+
+
+def _latent_attention(a: Attention, plan: LayerPlan, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
+    assert a.latent is not None
+    n, eps = len(x), a.latent.eps
+    cos, sin = rope_tables(a.rope, a.rotated, np.arange(n))
+
+    def project(source: np.ndarray, name: str) -> np.ndarray:
+        return np.asarray(source @ w[name] + w.get(f"{name}.bias", 0.0))
+
+    compressed = _norm(project(x, "kv_a"), w["kv_a_norm"], eps)
+    queries = x if a.latent.query_rank is None else _norm(project(x, "q_a"), w["q_a_norm"], eps)
+    sources = (("q", queries), ("k", compressed), ("v", compressed))
+    q, k, v = (project(source, name).reshape(n, a.heads, -1).swapaxes(0, 1) for name, source in sources)
+    q = np.concatenate([_rotate(q[..., : a.rotated], cos, sin), q[..., a.rotated :]], axis=-1)
+    turning = _rotate(project(x, "k_rope"), cos, sin)
+    k = np.concatenate([np.broadcast_to(turning, (a.heads, *turning.shape)), k], axis=-1)
+    return _core(a, plan, q, k, v) @ w["o"] + w.get("o.bias", 0.0)
+
+
+def _core(a: Attention, plan: LayerPlan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """q, k, v [heads, N, D] → [N, heads · D of v]."""
+    n = q.shape[1]
     distance = np.arange(n)[:, None] - np.arange(n)[None, :]
     seen = (distance >= 0) & (distance < (plan.window or n))
-    scores = np.where(seen, q @ k.swapaxes(1, 2) / np.sqrt(a.head_dim), -np.inf)
+    scores = np.where(seen, q @ k.swapaxes(1, 2) * a.score_scale, -np.inf)
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
-    return mixed.swapaxes(0, 1).reshape(n, -1) @ w["o"] + w.get("o.bias", 0.0)
+    return mixed.swapaxes(0, 1).reshape(n, -1)
 
 
 def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:

@@ -94,6 +94,25 @@ def phimoe(path: Path, **options: Any) -> TinyCheckpoint:
     return _write(path, transformers.PhimoeConfig, transformers.PhimoeForCausalLM, defaults | options)
 
 
+def deepseek_v2(path: Path, **options: Any) -> TinyCheckpoint:
+    """DeepSeek-V2 with 4 heads of 12 + 8 and values of 16, 8 experts of 24, top 3, 2 shared experts, 1 dense layer."""
+    defaults = {
+        "intermediate_size": 56,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+    }
+    return _write(path, transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM, defaults | options)
+
+
 FAMILIES = {
     "olmoe": olmoe,
     "mixtral": mixtral,
@@ -101,6 +120,7 @@ FAMILIES = {
     "qwen3_moe": qwen3_moe,
     "granitemoe": granitemoe,
     "phimoe": phimoe,
+    "deepseek_v2": deepseek_v2,
 }
 
 

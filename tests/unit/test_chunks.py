@@ -38,7 +38,7 @@ def test_panels_of_public_models() -> None:
 def test_dense_matrices_of_public_models() -> None:
     olmoe, qwen3, mixtral = architecture(2048, 16, 16), architecture(2048, 32, 4), architecture(4096, 32, 8)
     for arch, expected in ((olmoe, (4, 4, 4, 16)), (qwen3, (8, 4, 8, 16)), (mixtral, (16, 8, 16, 32))):
-        widths = {"q": arch.attention.q_width, "k": arch.attention.kv_width, "o": arch.hidden, "0": 8192}
+        widths = {"q": arch.attention.q_width, "k": arch.attention.k_width, "o": arch.hidden, "0": 8192}
         assert tuple(linear_chunks(arch, name, width, "int8") for name, width in widths.items()) == expected
         assert {linear_chunks(arch, name, width, "f32") for name, width in widths.items()} == {1}
         assert expected[0] % head_groups(arch.attention).groups == 0
@@ -77,7 +77,7 @@ def test_chunks_of_a_package_add_up(name: str) -> None:
             whole[owner] = shape[0], whole.get(owner, (0, 0))[1] + shape[1]
     attention = arch.attention
     assert whole["layers.0.q"] == (arch.hidden, attention.q_width)
-    assert whole["layers.1.v"] == (arch.hidden, attention.kv_width)
+    assert whole["layers.1.v"] == (arch.hidden, attention.k_width)
     assert whole["layers.1.o"] == (attention.q_width, arch.hidden)
     assert whole["head.0"][0] == arch.hidden and len(whole) == 4 * len(arch.layers) + -(-arch.vocab // 8192)
 

@@ -140,10 +140,10 @@ TENSORS: dict[str, tuple[Callable[[Path, Weights], Any], list[str]]] = {
     "shape": (_with({HEAD: f32(np.zeros((69, 64)))}), [HEAD, "asked [70, 64] had [69, 64]"]),
     "transposed": (_with({EXPERT: f32(np.zeros((80, 64)))}), [EXPERT, "asked [64, 80] had [80, 64]"]),
     "integers": (_with({NORM: ("I8", (64,), bytes(64))}), ["of a dtype other than F32, F16, BF16", f"{NORM} I8"]),
-    "FP8 alone": (_with(FP8), ["of a dtype other than F32, F16, BF16", f"{EXPERT} F8_E4M3"]),
-    "FP8 by blocks": (
-        _with(FP8 | {f"{EXPERT}_scale_inv": f32(np.ones((1, 1)))}),
-        ["already quantised", f"{EXPERT}_scale_inv", "F8_E4M3"],
+    "FP8 alone": (_with(FP8), ["weight_block_size, which FP8 weights need", "asked two block sizes, had None"]),
+    "FP8 of one scale": (
+        _with({f"{EXPERT.removesuffix('.weight')}.weight_scale": f32(np.ones(1))}),
+        ["already quantised", "weight_scale"],
     ),
 }
 

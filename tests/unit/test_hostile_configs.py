@@ -49,8 +49,8 @@ CONFIGS: dict[str, tuple[Callable[[Path], Any], list[str], type[CheckpointError]
     "model type": (_set(model_type="llama"), ["unknown model_type", "'llama'", KNOWN], UnsupportedModelError),
     "no model type": (_set(model_type=None), ["has no model_type", KNOWN], CheckpointError),
     "quantised": (
-        _set(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}),
-        ["quantization_config", "'fp8'", "Pack the original"],
+        _set(quantization_config={"quant_method": "gptq", "bits": 4}),
+        ["quantization_config", "'gptq'", "Pack the original"],
         UnsupportedModelError,
     ),
     "unknown field": (_set(logit_scale=2), ["logit_scale", "may change the arithmetic"], UnsupportedModelError),

@@ -69,6 +69,22 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
     },
+    "deepseek_v2": {  # DeepSeek-V2-Lite
+        "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}, "aux_loss_alpha": 0.001,
+        "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 10944, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "model_type": "deepseek_v2", "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16,
+        "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+                         "original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True,
+        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16",
+        "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 128, "vocab_size": 102400,
+    },
     "phimoe": {  # Phi-3.5-MoE-instruct; its factors shortened to those of a head of 8
         "_name_or_path": "Phi-3.5-MoE-instruct", "architectures": ["PhiMoEForCausalLM"], "attention_bias": True,
         "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 32000, "hidden_act": "silu",
@@ -123,7 +139,7 @@ def test_olmoe_architecture() -> None:
 def test_mixtral_architecture() -> None:
     a = _model("mixtral", sliding_window=4096).architecture()
     assert (a.experts, a.top_k, a.expert_intermediate) == (8, 2, 14336)
-    assert (a.attention.q_width, a.attention.kv_width, a.attention.rope.theta) == (4096, 1024, 1e6)
+    assert (a.attention.q_width, a.attention.k_width, a.attention.rope.theta) == (4096, 1024, 1e6)
     assert {plan.window for plan in a.layers} == {4096}
     assert {plan.window for plan in _model("mixtral").architecture().layers} == {None}
 
@@ -134,6 +150,17 @@ def test_qwen2_moe_architecture() -> None:
     assert (a.shared_intermediate, a.shared_gate, a.dense_intermediate) == (5632, True, 0)
     assert (a.attention.qkv_bias, a.attention.o_bias, a.attention.qk_norm) == (True, False, "none")
     assert {plan.window for plan in a.layers} == {None}
+
+
+def test_deepseek_v2_architecture() -> None:
+    a = _model("deepseek_v2").architecture()
+    assert [plan.ffn for plan in a.layers[:3]] == ["dense", "moe", "moe"]
+    assert (a.experts, a.top_k, a.expert_intermediate, a.dense_intermediate) == (64, 6, 1408, 10944)
+    assert (a.shared_intermediate, a.shared_gate) == (2816, False)
+    attention = a.attention
+    assert (attention.q_width, attention.k_width, attention.v_width, attention.out_width) == (3072, 3072, 2048, 2048)
+    assert (attention.rotated, attention.cache_head_dim) == (64, 192)
+    assert attention.score_scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * np.log(40) + 1) ** 2)
 
 
 def test_phimoe_architecture() -> None:
@@ -148,7 +175,7 @@ def test_phimoe_architecture() -> None:
 def test_qwen3_moe_architecture() -> None:
     a = _model("qwen3_moe").architecture()
     assert (a.experts, a.router_width, a.top_k, a.expert_intermediate) == (128, 128, 8, 768)
-    assert (a.attention.q_width, a.attention.kv_width, a.attention.qk_norm) == (4096, 512, "head")
+    assert (a.attention.q_width, a.attention.k_width, a.attention.qk_norm) == (4096, 512, "head")
     assert (a.shared_intermediate, a.dense_intermediate, a.shared_gate) == (0, 0, False)
     assert {plan.window for plan in a.layers} == {None}
     slides = _model("qwen3_moe", use_sliding_window=True, sliding_window=9, num_hidden_layers=2).architecture()
@@ -295,10 +322,15 @@ def test_both_ways_of_writing_rope(rope: dict[str, Any], theta: float) -> None:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"hidden_act": "gelu"}, "hidden_act .asked 'silu', had 'gelu'"),
-    ("olmoe", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config.*had 'fp8'.*Pack the original"),
+    ("olmoe", {"quantization_config": {"quant_method": "awq"}}, "quantization_config.*had 'awq'.*Pack the original"),
     ("olmoe", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.*had 'dynamic' with factor"),
     ("olmoe", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "'linear' with beta_fast"),
     ("olmoe", {"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, "rope_scaling.*had 'linear'"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob .asked False, had True"),
+    ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func .asked 'softmax', had 'sigmoid'"),
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
+    ("deepseek_v2", {"num_key_value_heads": 4}, "num_key_value_heads .asked 16, had 4"),
+    ("deepseek_v2", {"first_k_dense_replace": 27}, "first_k_dense_replace .asked 0 to 26"),
     ("phimoe", {"num_experts_per_tok": 3}, "the sparse mixer chooses two .asked 2, had 3"),
     ("olmoe", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
     ("olmoe", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "with full_attention"),
@@ -339,6 +371,14 @@ SENSELESS: list[tuple[str, dict[str, Any], str]] = [
         {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"type": "linear", "factor": 3}},
         "rope_parameters and rope_scaling differ",
     ),
+    (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 7, "topk_group": 3},
+        "groups of 64.*had 7 and 3",
+    ),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 32, "topk_group": 2}, "so many that 6 fit"),
+    ("deepseek_v2", {"q_lora_rank": 0}, "q_lora_rank"),
+    ("deepseek_v2", {"routed_scaling_factor": 0.0}, "routed_scaling_factor"),
     ("phimoe", {"hidden_size": 5120, "num_attention_heads": 512}, "short_factor: one factor per pair .asked 5, had 4"),
     ("phimoe", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope needs long_factor"),
     ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise"),
@@ -407,6 +447,17 @@ def test_qwen2_moe_keeps_the_shared_gate_out_of_the_softmax() -> None:
     normed = _model("qwen2_moe", **TINY, norm_topk_prob=True).route(logits)
     _close(normed.gates, [[2 / 3, 1 / 3]])
     _close(normed.shared, [0.75])
+
+
+def test_deepseek_v2_looks_in_the_best_groups_and_scales() -> None:
+    logits = np.log(np.array([[8.0, 1.0, 4.0, 3.0]], np.float32))  # of 16: 1/2, 1/16, 1/4, 3/16
+    tiny = {"n_routed_experts": 4, "num_experts_per_tok": 2, "routed_scaling_factor": 2.0}
+    greedy = _model("deepseek_v2", **tiny).route(logits)
+    assert greedy.experts.tolist() == [[0, 2]] and greedy.shared is None
+    _close(greedy.gates, [[1.0, 0.5]])
+    limited = _model("deepseek_v2", **tiny, topk_method="group_limited_greedy", n_group=2, topk_group=1).route(logits)
+    assert limited.experts.tolist() == [[0, 1]]
+    _close(limited.gates, [[1.0, 0.125]])
 
 
 def test_phimoe_gates_are_softmaxes_among_near_logits() -> None:

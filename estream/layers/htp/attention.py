@@ -19,7 +19,9 @@ from estream.package.reader import Package
 from estream.runtime.target import Buffer
 
 _STATE = ("max", "sum", "attn")
-_QKV = tuple(f"{name}{part}" for name in "qkv" for part in ("", ".scale", ".bias", "_norm"))
+_QKV = tuple(
+    f"{name}{part}" for name in ("q_a", "q", "kv_a", "k_rope", "k", "v") for part in ("", ".scale", ".bias", "_norm")
+)
 
 
 class HtpAttention:
