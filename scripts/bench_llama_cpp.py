@@ -7,7 +7,8 @@ llama.cpp gets random weights of the package's shape (scripts/bench/gguf_model.p
 (resident, or a memory cgroup without swap) and length its variants (scheme × -ub × repacking) run once, given up where
 they take half as long again as the fastest before them; the fastest then runs --rounds times, in turn with EStream
 streaming the package. llama-bench warms up before it measures, EStream does not; loading is left out on both sides. The
-page cache is dropped before each run in a cgroup (pages that others cached are not charged to it). Needs root, and 12 GB of disk.
+page cache is dropped before each run in a cgroup (pages that others cached are not charged to it). Needs root, and
+12 GB of disk.
 """
 
 from __future__ import annotations

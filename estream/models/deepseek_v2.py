@@ -36,8 +36,8 @@ _LATENT_EPS = 1e-6  # of the norms within attention, whatever rms_norm_eps says
 
 @dataclass(frozen=True)
 class DeepseekV2Config:
-    """config.json's own fields. `intermediate_size` is that of the dense layers, `head_dim` and
-    `qk_head_dim`, where they are given, that of the components that turn and of all. `n_group` to `topk_group` matter for the method group_limited_greedy."""
+    """config.json's own fields. `intermediate_size` is that of the dense layers; `head_dim` and `qk_head_dim`, where
+    they are given, count the components that turn, and all; groups matter for the method group_limited_greedy."""
 
     vocab_size: int = 102400
     hidden_size: int = 4096

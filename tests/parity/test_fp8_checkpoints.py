@@ -93,9 +93,11 @@ def test_prefills(folder: tuple[Path, Tensors], tmp_path: Path) -> None:
 def test_what_is_missing_is_named(folder: tuple[Path, Tensors]) -> None:
     path, _ = folder
     name = "model.layers.0.self_attn.q_proj.weight"
+    settings = json.loads((path / "config.json").read_text())["quantization_config"]
     change(path, quantization_config={"quant_method": "fp8"})
     with Checkpoint.open(path) as checkpoint, pytest.raises(CheckpointError, match="weight_block_size"):
         checkpoint.read(Source(name, (40, 40)))
+    change(path, quantization_config=settings)
     tensors = load_file(path / "model.safetensors")
     del tensors[f"{name}_scale_inv"]
     save_file(tensors, path / "model.safetensors")

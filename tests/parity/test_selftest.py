@@ -89,7 +89,7 @@ PARTS = ("gate", "up", "down", "gate_scale", "mid_scale")
         (lambda: FaultyTarget("head", after=zero("logits", HEAD_WIDTH)), 3, "head"),
         (lambda: FaultyTarget("expert", before=swap("gate_scale", "mid_scale")), 0, "shared"),
         (lambda: FaultyTarget("expert", after=drop_row("y", HIDDEN, row=4)), 0, "shared"),
-        (lambda: FaultyTarget("gather", after=drop_row("x", HIDDEN, row=17)), 0, "shared"),
+        (lambda: FaultyTarget("gather", after=drop_row("x_scale", 1, row=17)), 0, "shared"),
         (lambda: FaultyTarget("scatter_add", before=misplace("index")), 0, "sum"),
         (lambda: FaultyTarget("qkv", after=drop_row("k_out", HIDDEN // 2, row=11)), 0, "qkv"),
         (lambda: FaultyTarget("final_norm", after=zero("normed", HIDDEN)), 3, "final_norm"),

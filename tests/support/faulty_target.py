@@ -69,7 +69,7 @@ def zero(name: str, width: int, *, from_run: int = 1) -> Fault:
 
 
 def drop_row(name: str, width: int, *, row: int) -> Fault:
-    """One row of an output that is not written."""
+    """One row of an output that is not written. width: float32 numbers per row."""
 
     def fault(graph: FaultyGraph, run: int) -> None:
         rows = graph.output(name, width)

@@ -394,7 +394,10 @@ def test_a_damaged_shard_is_named_and_nothing_stays_open(folder: Path) -> None:
         ({"lm_head.weight": None}, "1 missing: lm_head.weight"),
         ({name: None for name in SHAPES if "experts" in name}, r"6 missing: .*w1.weight, .* and 2 more"),
         ({"lm_head.weight": f32(ramp(5, 4))}, r"1 with another shape: lm_head.weight asked \[6, 4\] had \[5, 4\]"),
-        ({"model.norm.weight": ("I8", (4,), b"1234")}, "1 of a dtype other than F32, F16, BF16: model.norm.weight I8"),
+        (
+            {"model.norm.weight": ("I8", (4,), b"1234")},
+            "1 of a dtype other than F32, F16, BF16, F8_E4M3: model.norm.weight I8",
+        ),
         ({"extra": f32(ramp(1))}, "1 unexpected: extra"),
         ({"extra": f32(ramp(1)), "lm_head.weight": None}, "1 missing: lm_head.weight; 1 unexpected: extra"),
     ],
@@ -418,7 +421,7 @@ def test_check_accepts_stored_rotary_frequencies_and_a_tied_head(folder: Path) -
 def test_family_of_the_config(folder: Path) -> None:
     _single(folder)
     for model_type, error, message in (
-        ("llama", UnsupportedModelError, "unknown model_type .asked 'llama', had granitemoe, mixtral"),
+        ("llama", UnsupportedModelError, "unknown model_type .asked 'llama', had deepseek_v2, granitemoe, mixtral"),
         (None, CheckpointError, "has no model_type"),
     ):
         (folder / "config.json").write_text(json.dumps(TINY | {"model_type": model_type}))

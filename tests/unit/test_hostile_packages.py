@@ -178,7 +178,7 @@ def test_a_pipe_under_the_name_of_model_json(package: Path, capsys: Capture) -> 
 def test_another_version(package: Path, capsys: Capture) -> None:
     document = json.loads((package / "model.json").read_bytes()) | {"version": 9, "something": "new"}
     (package / "model.json").write_text(json.dumps(document))
-    words = ["version of the package", "asked 2, had 9", "Pack the checkpoint again with this version of EStream"]
+    words = ["version of the package", "asked 3, had 9", "Pack the checkpoint again with this version of EStream"]
     refused(package, capsys, words)
     check_command(capsys, ["verify", package], words, package.parent)
 

@@ -43,7 +43,7 @@ def test_survives_the_round_trip(config: dict[str, Any], source: dict[str, Any])
 
 def test_document_golden() -> None:
     document = manifest(QWEN2_MOE).to_dict()
-    assert (document["format"], document["version"], document["family"]) == ("estream", 2, "qwen2_moe")
+    assert (document["format"], document["version"], document["family"]) == ("estream", 3, "qwen2_moe")
     assert document["int8_zero_point"] == 128
     assert document["panel"] == {
         "hidden": 32,
@@ -132,5 +132,5 @@ def test_refuses_what_is_no_document(text: bytes) -> None:
 
 def test_other_version_says_what_to_do() -> None:
     document = json.loads(manifest().to_json()) | {"version": 7}
-    with pytest.raises(PackageError, match=r"asked 2, had 7.*Pack the checkpoint again"):
+    with pytest.raises(PackageError, match=r"asked 3, had 7.*Pack the checkpoint again"):
         Manifest.from_json(json.dumps(document).encode())
