@@ -35,6 +35,15 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("phimoe", {"sliding_window": 6, "attention_bias": False, "lm_head_bias": False, "vocab_size": 97, "seed": 1,
                 "dtype": "bf16"}, 21),
     ("granitemoe", {"attention_bias": True, "tie_word_embeddings": True, "seed": 1, "dtype": "f16"}, 17),
+    ("lfm2_moe", {}, 33),
+    ("lfm2_moe", {"conv_bias": True, "conv_L_cache": 4, "norm_topk_prob": False, "tie_word_embeddings": False,
+                  "seed": 1, "dtype": "bf16"}, 21),
+    ("lfm2_moe", {"use_expert_bias": False, "routed_scaling_factor": 2.5, "hidden_size": 40, "vocab_size": 97,
+                  "moe_intermediate_size": 21, "seed": 2, "dtype": "f16", "shard_size": "20KB"}, 17),
+    ("lfm2_moe", {"num_hidden_layers": 4, "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+                  "num_dense_layers": 0, "num_key_value_heads": 1, "conv_L_cache": 2, "seed": 3}, 5),
+    ("lfm2_moe", {"layer_types": ["full_attention"] * 3, "head_dim": 12, "seed": 4}, 9),
+    ("lfm2_moe", {"layer_types": ["conv"] * 3, "seed": 5}, 40),
 ]  # fmt: skip
 
 
@@ -56,11 +65,13 @@ def test_logits_equal_transformers(tmp_path: Path, family: str, options: dict[st
 @pytest.mark.parametrize("family", sorted(tiny_checkpoints.FAMILIES))
 def test_every_expert_of_a_tiny_checkpoint_is_used(tmp_path: Path, family: str) -> None:
     tiny = tiny_checkpoints.FAMILIES[family](tmp_path)
+    biases = tiny.expert_biases()
     with Checkpoint.open(tmp_path) as checkpoint:
         model = checkpoint.family()
-    for logits in tiny.router_logits(tiny_checkpoints.prompt(200)):
+    for at, logits in enumerate(tiny.router_logits(tiny_checkpoints.prompt(200))):
+        bias = biases[at] if biases else None
         if model.architecture().shared_gate:
             logits = np.concatenate([logits, np.zeros_like(logits[:, :1])], axis=1)
-        counts = np.bincount(model.route(logits).experts.reshape(-1), minlength=8)
+        counts = np.bincount(model.route(logits, bias).experts.reshape(-1), minlength=8)
         assert counts.min() > 0
         assert counts.max() < 200

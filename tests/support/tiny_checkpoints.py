@@ -32,6 +32,10 @@ class TinyCheckpoint:
             outputs = self.model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
         return [logits.numpy() for logits in outputs.router_logits]
 
+    def expert_biases(self) -> list[np.ndarray]:
+        """What each MoE layer adds to the scores that choose experts, float32 [experts]; empty without biases."""
+        return [buffer.numpy() for name, buffer in self.model.named_buffers() if name.endswith("expert_bias")]
+
 
 def prompt(length: int, vocab: int = 96, seed: int = 0) -> list[int]:
     """`length` random token ids."""
@@ -94,6 +98,21 @@ def phimoe(path: Path, **options: Any) -> TinyCheckpoint:
     return _write(path, transformers.PhimoeConfig, transformers.PhimoeForCausalLM, defaults | options)
 
 
+def lfm2_moe(path: Path, **options: Any) -> TinyCheckpoint:
+    """LFM2-MoE with 4 heads on 2 kv heads, 8 experts of 24, top 3: a convolution with a dense layer of 56, attention,
+    and another convolution. Expert biases that change choices."""
+    defaults = {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+    }
+    return _write(path, transformers.Lfm2MoeConfig, transformers.Lfm2MoeForCausalLM, defaults | options)
+
+
 FAMILIES = {
     "olmoe": olmoe,
     "mixtral": mixtral,
@@ -101,6 +120,7 @@ FAMILIES = {
     "qwen3_moe": qwen3_moe,
     "granitemoe": granitemoe,
     "phimoe": phimoe,
+    "lfm2_moe": lfm2_moe,
 }
 
 
@@ -128,7 +148,8 @@ def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, A
     model = model_class(config_class(**(common | options)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
+        for name, weight in (*model.named_parameters(), *biases):
             factor = next((factor for end, factor in scale.items() if name.endswith(end)), 1.0)
             weight.copy_(factor * _random(name, weight, generator))
     model.to(dtype).save_pretrained(path, max_shard_size=shard_size)

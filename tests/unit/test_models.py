@@ -58,6 +58,17 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.47.0", "use_cache": True,
         "vocab_size": 49155,
     },
+    "lfm2_moe": {  # LFM2-8B-A1B
+        "architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": False,
+        "dtype": "bfloat16", "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02,
+        "intermediate_size": 7168,
+        "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+        "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "pad_token_id": 0,
+        "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "transformers_version": "4.57.0.dev0",
+        "use_cache": True, "use_expert_bias": True, "vocab_size": 65536,
+    },
     "qwen3_moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
@@ -153,6 +164,51 @@ def test_qwen3_moe_architecture() -> None:
     assert {plan.window for plan in a.layers} == {None}
     slides = _model("qwen3_moe", use_sliding_window=True, sliding_window=9, num_hidden_layers=2).architecture()
     assert [plan.window for plan in slides.layers] == [9, 9]
+
+
+def test_lfm2_moe_architecture() -> None:
+    a = _model("lfm2_moe").architecture()
+    assert (a.hidden, a.vocab, a.context, a.norm_eps, a.dense_intermediate) == (2048, 65536, 128000, 1e-5, 7168)
+    assert (a.experts, a.router_width, a.top_k, a.expert_intermediate, a.expert_bias) == (32, 32, 4, 1792, True)
+    assert (a.attention.heads, a.attention.kv_heads, a.attention.head_dim, a.attention.qk_norm) == (32, 8, 64, "head")
+    assert a.moe_layers == tuple(range(2, 24)) and a.attention.rope == Rope(1e6)
+    assert [plan.index for plan in a.layers if plan.mixer == "attention"] == [2, 6, 10, 14, 18, 21]
+    assert (a.conv_kernel, a.conv_bias, a.o_bias) == (3, False, False)
+    plain = _model("lfm2_moe", layer_types=["full_attention"] * 24, conv_bias=True).architecture()
+    assert (plain.conv_kernel, plain.conv_bias, plain.o_bias) == (0, False, False)
+
+
+def test_lfm2_moe_configs_of_old_and_with_fields_that_decide_nothing() -> None:
+    expected = _model("lfm2_moe").architecture()
+    assert _model("lfm2_moe", layer_types=None, full_attn_idxs=[2, 6, 10, 14, 18, 21]).architecture() == expected
+    more = {"conv_dim": 2048, "conv_dim_out": 2048, "block_dim": 2048, "block_norm_eps": 1e-5, "num_heads": 32}
+    more |= {"use_pos_enc": True, "block_use_swiglu": True, "block_multiple_of": 256, "conv_use_xavier_init": True}
+    assert _model("lfm2_moe", **more).architecture() == expected
+    for tied in (False, True):
+        assert _model("lfm2_moe", tie_embedding=tied).config.tie_word_embeddings is tied
+
+
+def test_lfm2_moe_names() -> None:
+    model = _model("lfm2_moe", conv_bias=True)
+    prefix, conv = "model.layers.1", model.layer_sources(1)
+    assert set(conv) == {
+        *("attn_norm", "conv_b", "conv_c", "conv_x", "conv", "conv_b.bias", "conv_c.bias", "conv_x.bias", "conv.bias"),
+        *("o", "o.bias", "ffn_norm"),
+    }
+    fused = (6144, 2048)
+    assert conv["conv_c"] == (Source(f"{prefix}.conv.in_proj.weight", fused, (slice(2048, 4096),), transpose=True),)
+    assert conv["conv_x.bias"] == (Source(f"{prefix}.conv.in_proj.bias", (6144,), (slice(4096, 6144),)),)
+    assert conv["conv"][0].name == f"{prefix}.conv.conv.weight" and conv["conv"][0].shape == (2048, 1, 3)
+    assert conv["o"] == (Source(f"{prefix}.conv.out_proj.weight", (2048, 2048), transpose=True),)
+    attention = model.layer_sources(2)
+    assert attention["q_norm"] == (Source("model.layers.2.self_attn.q_layernorm.weight", (64,)),)
+    assert attention["o"] == (Source("model.layers.2.self_attn.out_proj.weight", (2048, 2048), transpose=True),)
+    assert attention["o.bias"] == ()  # zeros: convolutions have one
+    assert attention["expert_bias"] == (Source("model.layers.2.feed_forward.expert_bias", (32,)),)
+    expert, ffn = model.expert_sources(2, 5), model.ffn_sources(1)
+    assert ffn is not None and model.ffn_sources(2) is None
+    assert expert.up == Source("model.layers.2.feed_forward.experts.5.w3.weight", (1792, 2048), transpose=True)
+    assert ffn.down == Source(f"{prefix}.feed_forward.w2.weight", (2048, 7168), transpose=True)
 
 
 def test_a_field_under_its_other_name() -> None:
@@ -258,7 +314,8 @@ def test_model_names_tied_and_untied(model_type: str) -> None:
         assert sources["embed"][0].name == embed
         assert sources["head"][0].name == expected
         assert sources["head"][0].transpose
-        assert sources["final_norm"][0].name == "model.norm.weight"
+        norm = "embedding_norm" if model_type == "lfm2_moe" else "norm"
+        assert sources["final_norm"][0].name == f"model.{norm}.weight"
 
 
 # --- config
@@ -300,6 +357,13 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "'linear' with beta_fast"),
     ("olmoe", {"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0}}, "rope_scaling.*had 'linear'"),
     ("phimoe", {"num_experts_per_tok": 3}, "the sparse mixer chooses two .asked 2, had 3"),
+    ("lfm2_moe", {"layer_types": ["conv"] * 23 + ["sliding_attention"]}, "layer_types.*had .*sliding_attention"),
+    ("lfm2_moe", {"num_dense_layers": 24}, "no layer has experts"),
+    ("lfm2_moe", {"head_dim": 128}, "one output projection serves.*asked hidden_size 2048, had 32 heads of 128"),
+    ("lfm2_moe", {"conv_L_cache": 1}, "conv_L_cache .asked 2 to 32, had 1"),
+    ("lfm2_moe", {"conv_dim": 1024}, "conv_dim .asked 2048, had 1024"),
+    ("lfm2_moe", {"use_pos_enc": False}, "use_pos_enc .asked True, had False"),
+    ("lfm2_moe", {"hidden_act": "gelu"}, "hidden_act"),
     ("olmoe", {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
     ("olmoe", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "with full_attention"),
     ("olmoe", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -343,6 +407,15 @@ SENSELESS: list[tuple[str, dict[str, Any], str]] = [
     ("phimoe", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope needs long_factor"),
     ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise"),
     ("phimoe", {"sliding_window": 0}, "sliding_window"),
+    ("lfm2_moe", {"layer_types": ["conv"] * 23}, "layer_types .asked 24 layers, had 23"),
+    ("lfm2_moe", {"layer_types": None}, "layer_types .asked 24 layers, had no full_attn_idxs either"),
+    ("lfm2_moe", {"layer_types": None, "full_attn_idxs": [24]}, "full_attn_idxs .asked 0 to 23"),
+    ("lfm2_moe", {"full_attn_idxs": [0]}, "layer_types and full_attn_idxs differ"),
+    ("lfm2_moe", {"num_dense_layers": 25}, "num_dense_layers .asked 0 to 24, had 25"),
+    ("lfm2_moe", {"intermediate_size": 0}, "intermediate_size .asked 1 to .*had 0"),
+    ("lfm2_moe", {"norm_eps": 0.0}, "norm_eps .asked more than 0"),
+    ("lfm2_moe", {"routed_scaling_factor": 0.0}, "routed_scaling_factor"),
+    ("lfm2_moe", {"tie_embedding": False, "tie_word_embeddings": True}, "tie_word_embeddings and tie_embedding"),
     ("mixtral", {"sliding_window": 0}, "sliding_window"),
     ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
     ("qwen2_moe", {"mlp_only_layers": [24]}, "mlp_only_layers .asked 0 to 23, had .24"),
@@ -418,6 +491,37 @@ def test_phimoe_gates_are_softmaxes_among_near_logits() -> None:
     # Below zero sizes decide: -2 is near -1.9 and -10 is not; then -2 stands alone.
     _close(route(np.array([[-10.0, -2.0, -1.9, -10.0]], np.float32)).gates, [[1 / (1 + np.exp(-0.1)), 1.0]])
     _close(route(np.zeros((1, 4), np.float32)).gates, [[1 / 4, 1 / 3]])
+
+
+# Sigmoids 3/4, 1/2, 1/4, 1/10 by hand.
+SIGMOID_LOGITS = np.log(np.array([[3.0, 1.0, 1 / 3, 1 / 9]], np.float32))
+
+
+def test_lfm2_moe_bias_changes_the_choice_and_not_the_gates() -> None:
+    model = _model("lfm2_moe", **TINY)
+    choice = model.route(SIGMOID_LOGITS)
+    assert choice.experts.tolist() == [[0, 1]] and choice.experts.dtype == np.int32
+    _close(choice.gates, [[0.75 / 1.250001, 0.5 / 1.250001]])
+    choice = model.route(SIGMOID_LOGITS, np.array([0, -0.3, 0.2, 0], np.float32))
+    assert choice.experts.tolist() == [[0, 2]]
+    _close(choice.gates, [[0.75 / 1.000001, 0.25 / 1.000001]])
+    plain = _model("lfm2_moe", **TINY, norm_topk_prob=False, routed_scaling_factor=2.5)
+    choice = plain.route(SIGMOID_LOGITS, np.array([-1, 0, 0, 1], np.float32))
+    assert choice.experts.tolist() == [[3, 1]]  # in the order of what they are chosen by
+    _close(choice.gates, [[0.25, 1.25]])
+
+
+def test_lfm2_moe_near_ties_are_of_scores_with_their_bias() -> None:
+    model = _model("lfm2_moe", **TINY)
+    apart, equal = SIGMOID_LOGITS, np.array([[2, 1, 1, -2]], np.float32)
+    levelled, parting = np.array([0, 0, 0.25, 0], np.float32), np.array([0, 0.1, 0, 0], np.float32)
+    assert model.undecided(apart).tolist() == [] and model.undecided(apart, levelled).tolist() == [0]
+    assert model.undecided(equal).tolist() == [0] and model.undecided(equal, parting).tolist() == []
+    nearly = levelled * np.float32(1 + 1e-3)
+    assert model.undecided(np.concatenate([equal, apart]), nearly).tolist() == [1]
+    assert model.undecided(np.concatenate([apart, apart]), 1.1 * levelled).tolist() == []
+    every = _model("lfm2_moe", num_experts=4, num_experts_per_tok=4)
+    assert every.undecided(equal).tolist() == []
 
 
 def test_top_k_is_stable() -> None:
