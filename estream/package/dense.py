@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from estream.models.base import Architecture, LayerPlan
-from estream.package.chunks import chunk_names, linear_chunks
+from estream.package.chunks import CONV_LINEARS, chunk_names, linear_chunks
 from estream.package.layout import DTYPES, WEIGHT_DTYPE, PanelLayout, align, head_slices
 
 LINEARS = ("q", "k", "v", "o")
@@ -76,34 +76,52 @@ def linear_name(tensor: str) -> str | None:
     parts = tensor.split(".")
     if parts[0] == "head" and parts[2:] != ["bias"]:
         return ".".join(parts[:2])
-    if parts[0] == "layers" and parts[2] in LINEARS and parts[3:] != ["bias"]:
+    if parts[0] == "layers" and parts[2] in (*LINEARS, *CONV_LINEARS) and parts[3:] != ["bias"]:
         return ".".join(parts[:3])
     return None
 
 
 def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, spare: int) -> Iterator[Spec]:
-    attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
-    q_width, kv_width = attention.q_width, attention.kv_width
+    hidden, at = arch.hidden, f"layers.{plan.index}"
     yield from _norm(arch, f"{at}.attn_norm")
+    yield from (_conv if plan.mixer == "conv" else _attention)(arch, at, dense)
+    yield from _norm(arch, f"{at}.ffn_norm")
+    if plan.ffn == "moe":
+        yield f"{at}.router", "F32", (hidden, arch.router_width), 0
+        if arch.expert_bias:
+            yield f"{at}.expert_bias", "F32", (arch.experts,), 0
+        if arch.shared_intermediate:
+            yield _record(f"{at}.shared", panel, arch.shared_intermediate, spare)
+    else:
+        yield _record(f"{at}.ffn", panel, arch.dense_intermediate, spare)
+
+
+def _attention(arch: Architecture, at: str, dense: str) -> Iterator[Spec]:
+    attention, hidden = arch.attention, arch.hidden
+    q_width, kv_width = attention.q_width, attention.kv_width
     shapes = ((hidden, q_width), (hidden, kv_width), (hidden, kv_width), (q_width, hidden))
     for name, (inputs, outputs) in zip(LINEARS, shapes, strict=True):
         yield from _linear(arch, f"{at}.{name}", inputs, outputs, dense)
     if attention.qkv_bias:
         for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
             yield f"{at}.{name}.bias", "F32", (width,), 0
-    if attention.o_bias:
+    if arch.o_bias:
         yield f"{at}.o.bias", "F32", (hidden,), 0
     if attention.qk_norm != "none":
         whole = attention.qk_norm == "projection"
         yield f"{at}.q_norm", "F32", (q_width if whole else attention.head_dim,), 0
         yield f"{at}.k_norm", "F32", (kv_width if whole else attention.head_dim,), 0
-    yield from _norm(arch, f"{at}.ffn_norm")
-    if plan.ffn == "moe":
-        yield f"{at}.router", "F32", (hidden, arch.router_width), 0
-        if arch.shared_intermediate:
-            yield _record(f"{at}.shared", panel, arch.shared_intermediate, spare)
-    else:
-        yield _record(f"{at}.ffn", panel, arch.dense_intermediate, spare)
+
+
+def _conv(arch: Architecture, at: str, dense: str) -> Iterator[Spec]:
+    for name in (*CONV_LINEARS, "o"):
+        yield from _linear(arch, f"{at}.{name}", arch.hidden, arch.hidden, dense)
+    yield f"{at}.conv", "F32", (arch.conv_kernel, arch.hidden), 0
+    if arch.conv_bias:
+        for name in (*CONV_LINEARS, "conv"):
+            yield f"{at}.{name}.bias", "F32", (arch.hidden,), 0
+    if arch.o_bias:
+        yield f"{at}.o.bias", "F32", (arch.hidden,), 0
 
 
 def _record(name: str, panel: PanelLayout, intermediate: int, spare: int) -> Spec:
