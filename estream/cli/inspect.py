@@ -145,6 +145,8 @@ def _runs(arch: Architecture) -> list[str]:
 
     def what(plan: LayerPlan) -> str:
         ffn = "moe" if plan.ffn == "moe" else f"dense {arch.dense_intermediate}"
+        if plan.mixer == "conv":
+            return f"{ffn}, convolution of {arch.conv_kernel}"
         return ffn if plan.window is None else f"{ffn}, attention window {plan.window}"
 
     lines = []

@@ -40,6 +40,13 @@ CASES: list[tuple[str, int | None, dict[str, Any]]] = [
                     "num_key_value_heads": 1, "sliding_window": 19, "seed": 1}),
     ("phimoe", None, {"attention_bias": False, "num_key_value_heads": 4, "router_jitter_noise": 0.01, "seed": 2,
                       "dtype": "bf16"}),
+    ("lfm2_moe", None, {}),
+    ("lfm2_moe", 32, {"moe_intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "conv_bias": True,
+                      "conv_L_cache": 4, "norm_topk_prob": False, "num_key_value_heads": 1, "seed": 1}),
+    ("lfm2_moe", None, {"num_hidden_layers": 4, "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+                        "num_dense_layers": 0, "use_expert_bias": False, "routed_scaling_factor": 2.5, "seed": 2,
+                        "tie_word_embeddings": False, "conv_L_cache": 2, "dtype": "bf16"}),
+    ("lfm2_moe", None, {"layer_types": ["conv"] * 3, "conv_bias": True, "conv_L_cache": 32, "seed": 3}),
 ]  # fmt: skip
 
 
