@@ -61,7 +61,8 @@ def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
         chunks = qkv_chunks(arch, name)
         pieces = _adjusted(b, products(b, x, name, (arch.hidden, width), scheme, chunks), name, width, rows, arch)
         for group in range(count):
-            split = b.node("Reshape", _columns(b, pieces, group, count), b.integers(rows, heads // count, a.head_dim))
+            own = group_columns(b, pieces, group, count)
+            split = b.node("Reshape", own, b.integers(rows, heads // count, a.head_dim))
             folded = b.node("Transpose", split, perm=(1, 0, 2))
             if name != "v":
                 folded = _rotated(b, folded, cos, sin)
@@ -69,7 +70,7 @@ def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
     return b.model()
 
 
-def _columns(b: Builder, pieces: list[str], group: int, groups: int) -> str:
+def group_columns(b: Builder, pieces: list[str], group: int, groups: int) -> str:
     """The columns of a head group, from column chunks of which each group has a whole number."""
     per = len(pieces) // groups
     own = pieces[group * per : (group + 1) * per]
@@ -145,7 +146,7 @@ def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
         pieces.append(b.node("Reshape", b.node("Transpose", heads, perm=(1, 0, 2)), flat))
     x = pieces[0] if len(pieces) == 1 else b.node("Concat", *pieces, axis=1)
     results = products(b, x, "o", (a.q_width, arch.hidden), scheme, chunks)
-    if a.o_bias:
+    if arch.o_bias:
         biases = column_vectors(b, "o.bias", arch.hidden, chunks)
         results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
     _write_chunks(b, results, "delta", (rows, arch.hidden // chunks))

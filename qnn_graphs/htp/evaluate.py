@@ -13,10 +13,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from estream.package.chunks import CONV_LINEARS
 from qnn_graphs.htp.attention import MASKED
 
 Array = np.ndarray
 _MAGNITUDE = 4.0  # of norm-like vectors and scales: far from both ends of float16
+_MATRICES = ("gate", "up", "down", "q", "k", "v", *CONV_LINEARS, "o", "head", "router")
 
 
 def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -70,7 +72,7 @@ def _draw(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
         return draw.uniform(1.0, 4.0, shape)
     if word in ("cos", "sin"):
         return (np.cos if word == "cos" else np.sin)(np.arange(np.prod(shape)).reshape(shape))
-    if word in ("gate", "up", "down", "q", "k", "v", "o", "head", "router") and len(shape) == 2:
+    if word in _MATRICES and len(shape) == 2:
         return draw.standard_normal(shape) * rows**-0.5
     return draw.standard_normal(shape)
 
@@ -95,6 +97,13 @@ def _norm(attributes: Mapping[str, Any], x: Array, weight: Array) -> Array:
 
 def _layer_norm(attributes: Mapping[str, Any], x: Array, weight: Array, bias: Array) -> Array:
     return _norm(attributes, x - x.mean(axis=-1, keepdims=True), weight) + bias
+
+
+def _slice(_: Any, x: Array, starts: Array, ends: Array, axes: Array) -> Array:
+    pieces = [slice(None)] * x.ndim
+    for start, end, axis in zip(starts, ends, axes, strict=True):
+        pieces[axis] = slice(start, end)
+    return x[tuple(pieces)]
 
 
 def _split(attributes: Mapping[str, Any], x: Array) -> list[Array]:
@@ -129,6 +138,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "ReduceSum": _reduce(np.sum),
     "Reshape": lambda _, x, shape: x.reshape(tuple(shape)),
     "Sigmoid": lambda _, x: 1 / (1 + np.exp(-x)),
+    "Slice": _slice,
     "Split": _split,
     "Sub": lambda _, x, y: x - y,
     "Transpose": lambda attributes, x: x.transpose(attributes["perm"]),

@@ -36,4 +36,5 @@ def architectures() -> dict[str, Architecture]:
             dense_intermediate=10944,
         ),
         "mixtral": _preset("mixtral-8x7b"),
+        "lfm2.5-8b-a1b": _preset("lfm2.5-8b-a1b"),
     }
