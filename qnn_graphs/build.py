@@ -7,6 +7,7 @@ import onnx
 from estream.models.base import Architecture
 from estream.package.layout import DENSE_SCHEMES, SCHEMES, PanelLayout
 from qnn_graphs.attention import attention_name, build_attention
+from qnn_graphs.conv import build_conv
 from qnn_graphs.expert import build_expert
 from qnn_graphs.head import build_final_norm, build_head
 from qnn_graphs.latent import build_latent_qkv
@@ -51,8 +52,10 @@ def build_graphs(
     if integer_path(experts, target):
         graphs["quantise"] = build_quantise(hidden)
     for plan in architecture.layers:
-        name = attention_name(plan.window)
-        if name not in graphs:
+        name = "conv" if plan.mixer == "conv" else attention_name(plan.window)
+        if name not in graphs and plan.mixer == "conv":
+            graphs[name] = build_conv(architecture, dense, target)
+        elif name not in graphs:
             graphs[name] = build_attention(architecture.attention, plan.window)
         closing = "o_router" if plan.ffn == "moe" else "o_norm"
         if closing not in graphs:

@@ -21,7 +21,7 @@ def build_closing(arch: Architecture, scheme: str, target: str, *, router: bool)
     chunks = linear_chunks(arch, "o", width, scheme)
     weight = declare_weight(b, "o", (arch.attention.out_width, width), scheme, target, chunks, scale="o.scale")
     projected = linear(b, attn, weight, scheme, target)
-    if arch.attention.o_bias:
+    if arch.o_bias:
         projected = b.node("Add", projected, b.input("o.bias", (width,)))
     b.node("Add", projected, hidden, out=b.output("hidden_out", (ROWS, width)))
     residual_norm(b, "hidden_out", "ffn_norm", arch, out=b.output("normed", (ROWS, width)))

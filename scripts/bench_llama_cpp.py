@@ -64,6 +64,7 @@ class Rivals:
 
     def __init__(self, args: argparse.Namespace, binary: Path) -> None:
         self._args, self._binary, self.timeout = args, binary, args.timeout
+        self.only = args.variants.split(",") if args.variants else []
         model = json.loads((args.package / "model.json").read_text())
         config = model["config"] | {"model_type": model["family"]}
         self._vocab = config["vocab_size"]
@@ -136,6 +137,8 @@ def compare(rivals: Rivals, tokens: int, memory: int | None, rounds: int) -> dic
         variant = Variant(scheme, ubatch, repack)
         if variant.ubatch > tokens and variant.ubatch != min(UBATCHES):
             continue  # a batch longer than the prompt is the prompt
+        if rivals.only and str(variant) not in rivals.only:
+            continue
         started = time.monotonic()
         run = rivals.llama(variant, tokens, memory, min(_HOPELESS * shortest, rivals.timeout))
         if not run.failure:
@@ -175,6 +178,7 @@ def main() -> None:
     parser.add_argument("--memory", default="none,1GiB", help="limits, comma separated; none: resident")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variants", help='those alone, comma separated: "q4_0 -ub 512 repacked"')
     parser.add_argument("--timeout", type=int, default=300, help="seconds after which a run of llama.cpp is given up")
     parser.add_argument("--out", type=Path, help="write JSON here")
     args = parser.parse_args()

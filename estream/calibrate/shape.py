@@ -42,12 +42,14 @@ class ShapeTimer:
     def _dense_s(self, tokens: int) -> float:
         parts, package = self._opened.parts, self._opened.package
         arch, attention = package.architecture, package.architecture.attention
-        plan = next(plan for plan in arch.layers if plan.ffn == "moe")
+        # With attention if there is such a layer: convolutions, of about as many weights, count as attention.
+        plan = min((plan for plan in arch.layers if plan.ffn == "moe"), key=lambda plan: plan.mixer != "attention")
+        bias = self._opened.weights.expert_bias(plan.index)
         tables = prompt_tables(attention.rope, attention.rotated, [tokens])
 
         def once() -> None:
             parts.attention.run(plan, [slice(0, tokens)], tables)
-            choice = package.family.route(parts.state.logits[:tokens])
+            choice = package.family.route(parts.state.logits[:tokens], bias)
             RouteTable.build(choice, arch.experts)
             # Layers add to the hidden state: it would grow from one repetition to the next.
             parts.state.hidden[:tokens] *= 0.5

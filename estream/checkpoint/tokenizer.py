@@ -41,9 +41,9 @@ class Tokenizer:
         implementation.no_padding()
         return cls(implementation)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the tokenizer itself adds (a BOS, for instance)."""
-        return list(self._implementation.encode(text).ids)
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids; `special`: with the tokens that the tokenizer itself adds (a BOS, for instance)."""
+        return list(self._implementation.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids, special tokens included."""

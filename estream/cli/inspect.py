@@ -12,7 +12,7 @@ from typing import Any
 from estream.cli.console import Console, table
 from estream.cli.options import add_json, folder
 from estream.errors import UsageError
-from estream.models.base import Architecture, LayerPlan
+from estream.models.base import Architecture, Attention, LayerPlan
 from estream.package.layout import SCHEMES, PanelLayout, default_dense, default_panel_width, holds
 from estream.units import format_bytes
 
@@ -130,14 +130,30 @@ def _rows(arch: Architecture) -> list[tuple[str, str]]:
     rows = [
         ("family", arch.family),
         ("hidden", f"{arch.hidden}, vocabulary {arch.vocab}, context {arch.context}"),
-        (
-            "attention",
-            f"{attention.heads} heads, {attention.kv_heads} of keys and values, head {attention.head_dim}, "
-            f"rope theta {attention.rope.theta:g}",
-        ),
+        ("attention", _attention(attention)),
+        ("norm", "layer norm" if arch.norm == "layer" else "RMS norm"),
         ("ffn", f"{arch.experts} experts of {arch.expert_intermediate}, {arch.top_k} per token{shared}"),
     ]
     return rows + [("layers", line) for line in _runs(arch)]
+
+
+def _attention(attention: Attention) -> str:
+    """'16 heads, 16 of keys and values, head 192 of which 64 turn, values 128, latent rank 512, rope theta 10000'."""
+    parts = [f"{attention.heads} heads", f"{attention.kv_heads} of keys and values", f"head {attention.head_dim}"]
+    if attention.rotated != attention.head_dim:
+        parts[-1] += f" of which {attention.rotated} turn"
+    if attention.v_dim != attention.head_dim:
+        parts.append(f"values {attention.v_dim}")
+    if attention.latent is not None:
+        ranks = f"rank {attention.latent.rank}"
+        ranks += "" if attention.latent.query_rank is None else f", of queries {attention.latent.query_rank}"
+        parts.append(f"latent {ranks}")
+    parts.append(f"rope theta {attention.rope.theta:g}")
+    scaling = attention.rope.scaling
+    if scaling is not None:
+        beyond = f"beyond {scaling.original_max_position_embeddings}"
+        parts[-1] += f", {scaling.rope_type} by {scaling.factor:g} {beyond}"
+    return ", ".join(parts)
 
 
 def _runs(arch: Architecture) -> list[str]:
@@ -145,6 +161,8 @@ def _runs(arch: Architecture) -> list[str]:
 
     def what(plan: LayerPlan) -> str:
         ffn = "moe" if plan.ffn == "moe" else f"dense {arch.dense_intermediate}"
+        if plan.mixer == "conv":
+            return f"{ffn}, convolution of {arch.conv_kernel}"
         return ffn if plan.window is None else f"{ffn}, attention window {plan.window}"
 
     lines = []

@@ -16,12 +16,13 @@ _SEPARATORS = re.compile(r"[\s,]+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--prompt, --prompt-file, --ids, --ids-file: exactly one of them."""
+    """--prompt, --prompt-file, --ids, --ids-file: exactly one of them; --chat."""
     group = parser.add_argument_group("prompt (exactly one)").add_mutually_exclusive_group(required=True)
     group.add_argument("--prompt", metavar="TEXT", help="text, tokenized with the package's tokenizer")
     group.add_argument("--prompt-file", metavar="F", type=file, help="UTF-8 text from a file (- for stdin)")
     group.add_argument("--ids", metavar='"1 2 3"', help="token ids, separated by spaces or commas")
     group.add_argument("--ids-file", metavar="F", type=file, help="token ids from a file (- for stdin)")
+    parser.add_argument("--chat", action="store_true", help="the text is a user's message: apply the chat template")
 
 
 def parse_ids(text: str, where: str) -> list[int]:
@@ -80,9 +81,12 @@ def prompt_ids(args: argparse.Namespace, tokenizer: Any | None) -> list[int]:
     """The token ids that the arguments mean.
 
     Raises:
-        UsageError: no ids, or something else than ids.
+        UsageError: no ids, or something else than ids; --chat with ids, or without a chat template.
         PackageError: a text, and the package has no tokenizer.
+        EStreamError: the chat template fails.
     """
+    if args.chat and (args.ids is not None or args.ids_file is not None):
+        raise UsageError("--chat goes with a text", next_step="Give --prompt or --prompt-file")
     if args.ids is not None:
         return parse_ids(args.ids, "--ids")
     if args.ids_file is not None:
@@ -90,4 +94,9 @@ def prompt_ids(args: argparse.Namespace, tokenizer: Any | None) -> list[int]:
     text = args.prompt if args.prompt is not None else read_text(args.prompt_file, "--prompt-file")
     if tokenizer is None:
         raise PackageError(f"{args.package} has no tokenizer", next_step="Give token ids with --ids or --ids-file.")
-    return list(tokenizer.encode(text))
+    if not args.chat:
+        return list(tokenizer.encode(text))
+    from estream.checkpoint.chat import ChatTemplate
+
+    # The template writes the special tokens itself.
+    return list(tokenizer.encode(ChatTemplate.open(args.package).render(text), special=False))

@@ -73,7 +73,8 @@ class LayerLoop:
                     runner.run_record(plan.index, "ffn", records["ffn"], np.ones(tokens, np.float32), observe)
                 continue
             with watch("router_s", f"router {plan.index}"):
-                choice = self._package.family.route(state.logits[:tokens])
+                bias = self._weights.expert_bias(plan.index)
+                choice = self._package.family.route(state.logits[:tokens], bias)
                 table = RouteTable.build(choice, arch.experts)
                 experts.routes(plan.index, table.needed_panels(panels))
             if arch.shared_intermediate:

@@ -17,6 +17,7 @@ class Observer(Protocol):
     | input | 0 ... L: before layer `layer`, L: before the final norm | all | hidden |
     | qkv | the layer | a block | q, k, v: after norm and RoPE |
     | attention | the layer | a block | attn |
+    | conv | the layer | a block | attn: in the place of qkv and attention in a convolution layer |
     | o_router, o_norm | the layer | all | hidden, normed; logits (o_router) |
     | expert, shared, ffn | the layer | a tile, indices | y, the gates included |
     | final_norm | L | all that are asked for | normed |

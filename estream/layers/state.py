@@ -16,7 +16,8 @@ BLOCK = 256  # rows of one qkv → attention → o+norm+router pass: attention s
 
 
 class State:
-    """hidden, normed float32 [max_tokens, H]; logits float32 [max_tokens, R]; K and V of one layer; block buffers.
+    """hidden, normed float32 [max_tokens, H]; logits float32 [max_tokens, R]; K and V, or past, of one layer; block
+    buffers.
 
     Memory that a short prompt does not touch is reserved, not committed. integers: also what integer products of
     experts gather from, `rows8` uint8 [max_tokens, H] and `row_scales` float32 [max_tokens, 1].
@@ -58,6 +59,9 @@ class State:
         self._views = {name: self.blocks[name].array(np.float32, (self.block, width)) for name, width in widths.items()}
         self.last = target.allocate(4, "last key")
         self.total = target.allocate(4, "total keys")
+        self.past: Buffer | None = None  # rows of a convolution before the block, float32 [L - 1, H]
+        if arch.conv_kernel:
+            self.past = self._allocate("past", arch.conv_kernel - 1, arch.hidden)
 
     def _allocate(self, label: str, rows: int, width: int, itemsize: int = 4) -> Buffer:
         nbytes = max(rows * width, 1) * itemsize
@@ -88,6 +92,11 @@ class State:
         """Tells the attention graph how many keys there are, this block included."""
         self.last.array(np.int32, (1,))[0] = total - 1
         self.total.array(np.int32, (1,))[0] = total
+
+    def forget(self) -> None:
+        """A prompt starts: nothing comes before it."""
+        if self.past is not None:
+            self.past.memory()[:] = bytes(self.past.nbytes)
 
     def check_finite(self, name: str, start: int, rows: int, where: str) -> None:
         """Checks rows of a block buffer: see `check_finite`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+import numpy as np
+
 from estream.flash.checks import check_bytes
 from estream.flash.pages import Page, Pages
 from estream.flash.pool import PoolFile
@@ -105,6 +107,11 @@ class DenseWeights:
     def vectors(self, owner: str) -> Weights:
         """What stays in memory of `layers.{i}`, `head.{s}` or `final_norm`; known before `settle`."""
         return self._small[owner]
+
+    def expert_bias(self, layer: int) -> np.ndarray | None:
+        """What `Family.route` takes as bias, float32 [E]; None where the layer has none."""
+        bias = self._small[f"layers.{layer}"].get("expert_bias")
+        return None if bias is None else bias.array(np.float32, (bias.nbytes // 4,))
 
     def begin(self, head: bool) -> None:
         """A prefill starts: all layers in order, then all head slices if `head`. Raises FlashError."""

@@ -100,11 +100,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one layer does. `window` w: a query sees itself and the w − 1 keys before it; None: all keys before it."""
+    """What one layer does. `window` w: a query sees itself and the w − 1 keys before it; None: all keys before it.
+    `mixer` conv: a gated short convolution along the tokens in the place of attention."""
 
     index: int
     ffn: Literal["moe", "dense"]
     window: int | None = None
+    mixer: Literal["attention", "conv"] = "attention"
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Architecture:
     `shared_intermediate` and `dense_intermediate` are 0 where the model has no shared expert or no dense layer.
     `shared_gate`: the router has one more output, whose sigmoid gates the shared expert.
     `norm`: of the residual stream; a layer norm subtracts the mean and has a bias. `head_bias`: of the output logits.
+    `expert_bias`: layers have a bias per expert that takes part in the choice alone (`Family.route`). `conv_kernel`:
+    taps of the convolution layers, 0 where there are none; `conv_bias`: their projections and the taps have biases.
     """
 
     family: str
@@ -131,6 +135,9 @@ class Architecture:
     dense_intermediate: int = 0
     norm: Literal["rms", "layer"] = "rms"
     head_bias: bool = False
+    expert_bias: bool = False
+    conv_kernel: int = 0
+    conv_bias: bool = False
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -140,6 +147,11 @@ class Architecture:
     def router_width(self) -> int:
         """Columns of the router weight: one per expert, and one for the shared expert's gate."""
         return self.experts + int(self.shared_gate)
+
+    @property
+    def o_bias(self) -> bool:
+        """Whether output projections have a bias. One graph serves all layers: those without one get zeros."""
+        return self.attention.o_bias or self.conv_bias
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class Source:
     order: tuple[int, ...] = ()
 
 
-# A packed tensor is one source, or several side by side along the last axis (after the transpose).
+# A packed tensor is one source, or several side by side along the last axis (after the transpose); none: zeros.
 Sources = tuple[Source, ...]
 
 
@@ -213,7 +225,8 @@ class Family(ABC):
     def layer_sources(self, layer: int) -> dict[str, Sources]:
         """Dense tensors of a layer by packed name, those that the architecture has: attn_norm, q, k, v, o, their biases
         as q.bias, ..., q_norm, k_norm, for latent attention q_a, kv_a, k_rope, their biases and norms, ffn_norm,
-        router; attn_norm.bias and ffn_norm.bias of a layer norm."""
+        router, expert_bias [E]; attn_norm.bias and ffn_norm.bias of a layer norm. A conv layer has, in the place of q,
+        k, v: conv_b, conv_c, conv_x [H, H], conv [taps, H], and their biases [H]."""
 
     @abstractmethod
     def expert_sources(self, layer: int, expert: int) -> ExpertSources: ...
@@ -231,10 +244,11 @@ class Family(ABC):
         return False
 
     @abstractmethod
-    def route(self, logits: np.ndarray) -> Choice:
-        """The family's choice of experts. `logits`: float32 [N, router_width]."""
+    def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
+        """The family's choice of experts. `logits`: float32 [N, router_width]. `bias`: the layer's `expert_bias`,
+        float32 [E], where the architecture has one."""
 
-    def undecided(self, logits: np.ndarray) -> np.ndarray:
-        """Rows whose choice hangs on bits that float16 does not hold, ascending. `logits`: as `route` takes them."""
+    def undecided(self, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """Rows whose choice hangs on bits that float16 does not hold, ascending. `logits`, `bias`: as of `route`."""
         architecture = self.architecture()
         return near_ties(logits[:, : architecture.experts], architecture.top_k)

@@ -44,5 +44,20 @@ def near_ties(logits: np.ndarray, top_k: int) -> np.ndarray:
         return np.arange(0)
     ordered = np.sort(logits, axis=1)
     gap = ordered[:, -top_k] - ordered[:, -top_k - 1]
-    size = ordered[:, -1] - ordered[:, 0] + np.abs(logits).max(axis=1)
-    return np.flatnonzero(gap <= np.float32(_NEAR) * size)
+    return np.flatnonzero(gap <= uncertainty(logits)[:, 0])
+
+
+def near_ties_of_scores(scores: np.ndarray, slack: np.ndarray, top_k: int) -> np.ndarray:
+    """As `near_ties`, of scores that may move by their own `slack` either way; float32 [N, E] both."""
+    if top_k >= scores.shape[1]:
+        return np.arange(0)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    chosen, left = order[:, :top_k], order[:, top_k:]
+    least = np.take_along_axis(scores - slack, chosen, axis=1).min(axis=1)
+    return np.flatnonzero(least <= np.take_along_axis(scores + slack, left, axis=1).max(axis=1))
+
+
+def uncertainty(logits: np.ndarray) -> np.ndarray:
+    """float32 [N, 1]: how far apart two logits of a row must be for float16 rows to leave their order certain."""
+    size = np.ptp(logits, axis=1, keepdims=True) + np.abs(logits).max(axis=1, keepdims=True)
+    return np.float32(_NEAR) * size

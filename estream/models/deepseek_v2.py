@@ -260,7 +260,7 @@ class DeepseekV2(Family):
     def ignored(self, name: str) -> bool:
         return is_rotary_buffer(name)
 
-    def route(self, logits: np.ndarray) -> Choice:
+    def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """Softmax over all experts; group_limited_greedy looks for the experts in the groups of the largest scores."""
         scores = softmax(logits)
         if self.config.topk_method != "greedy":
@@ -278,7 +278,7 @@ class DeepseekV2(Family):
     def _group_scores(self, scores: np.ndarray) -> np.ndarray:
         return np.asarray(scores.reshape(len(scores), self.config.n_group or 1, -1).max(axis=2))
 
-    def undecided(self, logits: np.ndarray) -> np.ndarray:
+    def undecided(self, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
         """Near ties of experts within the chosen groups, and of groups."""
         if self.config.topk_method == "greedy":
             return super().undecided(logits)

@@ -130,7 +130,7 @@ class GraniteMoe(Family):
     def ignored(self, name: str) -> bool:
         return is_rotary_buffer(name)
 
-    def route(self, logits: np.ndarray) -> Choice:
+    def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """The softmax over the chosen logits alone."""
         experts, chosen = top_k(logits.astype(np.float32, copy=False), self.config.num_experts_per_tok)
         return Choice(experts, softmax(chosen))

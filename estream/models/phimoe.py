@@ -122,7 +122,7 @@ class Phimoe(Family):
     def ignored(self, name: str) -> bool:
         return is_rotary_buffer(name)
 
-    def route(self, logits: np.ndarray) -> Choice:
+    def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """The sparse mixer (arXiv 2409.12136): the largest logit, then the largest of the others. A gate is the softmax
         among the logits near the chosen one; the gates of a token do not add up to 1."""
         logits = logits.astype(np.float32, copy=False)
@@ -139,6 +139,6 @@ class Phimoe(Family):
             np.put_along_axis(left, chosen, np.float32(-np.inf), axis=1)
         return Choice(np.concatenate(experts, axis=1).astype(np.int32), np.concatenate(gates, axis=1))
 
-    def undecided(self, logits: np.ndarray) -> np.ndarray:
+    def undecided(self, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
         """Every row: a gate jumps where another logit comes near, whichever experts are chosen."""
         return np.arange(len(logits))

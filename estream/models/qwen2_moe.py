@@ -153,7 +153,7 @@ class Qwen2Moe(Family):
     def ignored(self, name: str) -> bool:
         return is_rotary_buffer(name)
 
-    def route(self, logits: np.ndarray) -> Choice:
+    def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         experts, gates = top_k(softmax(logits[:, :-1]), self.config.num_experts_per_tok)
         if self.config.norm_topk_prob:
             gates = gates / gates.sum(axis=-1, keepdims=True)

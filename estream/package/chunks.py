@@ -15,6 +15,7 @@ from estream.models.base import Architecture, Attention
 CHUNK_ELEMENTS = 1 << 20  # of a column chunk: twice as many spill, several times the ideal traffic
 UNIT = 32  # chunks are whole multiples of so many columns: an NPU tile
 MAX_CHUNKS = 64  # of a matrix: real models have half as many, and a stranger's package may ask for anything
+CONV_LINEARS = ("conv_b", "conv_c", "conv_x")  # a convolution layer's projections: two gates and what is convolved
 
 
 def chunk_names(name: str, chunks: int) -> list[str]:
@@ -54,14 +55,16 @@ def column_chunks(depth: int, width: int, *, unit: int = UNIT, multiple_of: int 
 
 
 def linear_chunks(arch: Architecture, name: str, width: int, scheme: str) -> int:
-    """Column chunks of a dense matrix with `width` columns: q, k, v, o, head or a latent projection.
+    """Column chunks of a dense matrix with `width` columns: q, k, v, o, head, a latent or a convolution's projection.
 
-    One where they do not divide."""
+    One where they do not divide. A convolution's are q's: it writes what attention would."""
     if scheme == "f32":
         return 1
     try:
         if name in ("q", "k", "v"):
             return qkv_chunks(arch, name)
+        if name in CONV_LINEARS:
+            return qkv_chunks(arch, "q")
         return column_chunks(arch.attention.out_width if name == "o" else arch.hidden, width)
     except ValueError:
         return 1

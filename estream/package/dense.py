@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from estream.models.base import Architecture, Attention, LayerPlan
-from estream.package.chunks import chunk_names, linear_chunks, projection
+from estream.package.chunks import CONV_LINEARS, chunk_names, linear_chunks, projection
 from estream.package.layout import DTYPES, WEIGHT_DTYPE, PanelLayout, align, head_slices
 
-_LINEARS = frozenset({"q_a", "q", "kv_a", "k_rope", "k", "v", "o"})
+_LINEARS = frozenset({"q_a", "q", "kv_a", "k_rope", "k", "v", "o", *CONV_LINEARS})
 PAD = "__pad."  # names of the fills, which the file format needs because it allows no holes
 
 
@@ -96,21 +96,37 @@ def linears(attention: Attention, hidden: int) -> dict[str, tuple[int, int]]:
 
 
 def biased(attention: Attention) -> list[str]:
-    """The matrices that have a bias; of latent attention those that take the hidden state in."""
-    inward = ["q", "k", "v"]
-    if attention.latent is not None:
-        inward = ["kv_a", "k_rope"] + (["q_a"] if attention.latent.query_rank is not None else [])
-    return (inward if attention.qkv_bias else []) + (["o"] if attention.o_bias else [])
+    """The matrices before attention that have a bias; of latent attention those that take the hidden state in."""
+    if not attention.qkv_bias:
+        return []
+    if attention.latent is None:
+        return ["q", "k", "v"]
+    return ["kv_a", "k_rope"] + (["q_a"] if attention.latent.query_rank is not None else [])
 
 
 def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, spare: int) -> Iterator[Spec]:
-    attention, hidden, at = arch.attention, arch.hidden, f"layers.{plan.index}"
-    matrices = linears(attention, hidden)
+    hidden, at = arch.hidden, f"layers.{plan.index}"
     yield from _norm(arch, f"{at}.attn_norm")
+    yield from (_conv if plan.mixer == "conv" else _attention)(arch, at, dense)
+    yield from _norm(arch, f"{at}.ffn_norm")
+    if plan.ffn == "moe":
+        yield f"{at}.router", "F32", (hidden, arch.router_width), 0
+        if arch.expert_bias:
+            yield f"{at}.expert_bias", "F32", (arch.experts,), 0
+        if arch.shared_intermediate:
+            yield _record(f"{at}.shared", panel, arch.shared_intermediate, spare)
+    else:
+        yield _record(f"{at}.ffn", panel, arch.dense_intermediate, spare)
+
+
+def _attention(arch: Architecture, at: str, dense: str) -> Iterator[Spec]:
+    attention, matrices = arch.attention, linears(arch.attention, arch.hidden)
     for name, (inputs, outputs) in matrices.items():
         yield from _linear(arch, f"{at}.{name}", inputs, outputs, dense)
     for name in biased(attention):
         yield f"{at}.{name}.bias", "F32", (matrices[name][1],), 0
+    if arch.o_bias:
+        yield f"{at}.o.bias", "F32", (arch.hidden,), 0
     if attention.qk_norm != "none":
         whole = attention.qk_norm == "projection"
         yield f"{at}.q_norm", "F32", (attention.q_width if whole else attention.head_dim,), 0
@@ -118,13 +134,17 @@ def _layer(arch: Architecture, plan: LayerPlan, dense: str, panel: PanelLayout, 
     for name in ("q_a", "kv_a"):
         if name in matrices:
             yield f"{at}.{name}_norm", "F32", (matrices[name][1],), 0
-    yield from _norm(arch, f"{at}.ffn_norm")
-    if plan.ffn == "moe":
-        yield f"{at}.router", "F32", (hidden, arch.router_width), 0
-        if arch.shared_intermediate:
-            yield _record(f"{at}.shared", panel, arch.shared_intermediate, spare)
-    else:
-        yield _record(f"{at}.ffn", panel, arch.dense_intermediate, spare)
+
+
+def _conv(arch: Architecture, at: str, dense: str) -> Iterator[Spec]:
+    for name in (*CONV_LINEARS, "o"):
+        yield from _linear(arch, f"{at}.{name}", arch.hidden, arch.hidden, dense)
+    yield f"{at}.conv", "F32", (arch.conv_kernel, arch.hidden), 0
+    if arch.conv_bias:
+        for name in (*CONV_LINEARS, "conv"):
+            yield f"{at}.{name}.bias", "F32", (arch.hidden,), 0
+    if arch.o_bias:
+        yield f"{at}.o.bias", "F32", (arch.hidden,), 0
 
 
 def _record(name: str, panel: PanelLayout, intermediate: int, spare: int) -> Spec:

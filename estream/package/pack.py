@@ -158,7 +158,8 @@ class CheckpointWeights:
             yield last.name, magnitude
 
     def _plain(self, sources: Sources, tensor: DenseTensor) -> tuple[str, np.ndarray]:
-        return tensor.name, to_float(self._checkpoint.gather(sources), tensor.dtype, _names(sources))
+        values = self._checkpoint.gather(sources) if sources else np.zeros(tensor.shape, np.float32)
+        return tensor.name, to_float(values, tensor.dtype, _names(sources))
 
     def _record(self, sources: ExpertSources, panels: int) -> Iterator[np.ndarray]:
         """The panels of one expert. gate and up are read panel by panel, down [I, H] whole.

@@ -147,6 +147,29 @@ PRESETS: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
         "vocab_size": 151936,
     },
+    "lfm2.5-8b-a1b": {
+        "model_type": "lfm2_moe",
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+        "max_position_embeddings": 128000,
+        "moe_intermediate_size": 1792,
+        "norm_eps": 1e-05,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": True,
+        "use_expert_bias": True,
+        "vocab_size": 65536,
+    },
     "mixtral-8x7b": {
         "model_type": "mixtral",
         "hidden_act": "silu",
@@ -182,4 +205,6 @@ def preset_config(name: str, layers: int | None = None) -> dict[str, Any]:
         if not 1 <= layers <= config["num_hidden_layers"]:
             raise UsageError(f"--layers of {name}", asked=layers, had=f"1 to {config['num_hidden_layers']}")
         config["num_hidden_layers"] = layers
+        if "layer_types" in config:
+            config["layer_types"] = config["layer_types"][:layers]
     return config

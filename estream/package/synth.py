@@ -124,7 +124,7 @@ class RandomWeights:
         draw = self._generator(tensor.name, 0)
         dtype = DTYPES[tensor.dtype]
         if len(tensor.shape) == 1:
-            centre = 0.0 if tensor.name.endswith(".bias") else 1.0
+            centre = 0.0 if tensor.name.endswith("bias") else 1.0
             yield centre + _floats(draw, tensor.shape, _NORM_SPREAD, dtype)
             return
         rows, columns = tensor.shape

@@ -146,4 +146,4 @@ class Comparer:
 
 
 # Order of a layer's graphs; "sum": what its experts added to the hidden state.
-ORDER = ("qkv", "attention", *CLOSING, "ffn", "shared", "expert", "sum", "final_norm", "head")
+ORDER = ("qkv", "attention", "conv", *CLOSING, "ffn", "shared", "expert", "sum", "final_norm", "head")

@@ -10,6 +10,7 @@ from estream.models.base import Architecture
 from estream.package.chunks import head_groups
 from estream.package.layout import PanelLayout, default_panel_width
 from qnn_graphs.htp.attention import build_attention
+from qnn_graphs.htp.conv import build_conv
 from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv
 from qnn_graphs.htp.expert import ExpertGraph, build_expert
 from qnn_graphs.htp.latent import build_latent_qkv
@@ -45,18 +46,20 @@ def default_plan(arch: Architecture, *, experts: str, dense: str) -> HtpPlan:
     groups = head_groups(arch.attention)
     whole = groups.heads == groups.kv_heads and arch.hidden <= 2048 and dense != "f16"
     rows = 256 if whole else 128
-    ladder = default_ladder(arch.experts, arch.top_k, experts)
+    # Convolutions are one more graph, for which a rung has to go.
+    ladder = default_ladder(arch.experts, arch.top_k, experts, rungs=2 if arch.conv_kernel else 3)
     return HtpPlan(rows, _STEPS, width, PanelLayout(arch.hidden, width, experts).chunks, ladder)
 
 
-def default_ladder(experts: int, top_k: int, scheme: str) -> tuple[tuple[int, int], ...]:
+def default_ladder(experts: int, top_k: int, scheme: str, rungs: int = 3) -> tuple[tuple[int, int], ...]:
     """(slots, rows) of three rungs: the smallest tile, one for an expert's fair share of a prompt of 1,000 tokens,
-    which then reads each expert's weights once, and one twice as large. Slots times rows is the same in all."""
+    which then reads each expert's weights once, and one twice as large, which two rungs leave out. Slots times rows
+    is the same in all."""
     share = -(-_USUAL_PROMPT * top_k // experts // _SMALLEST) * _SMALLEST
     middle = min(max(share, 2 * _SMALLEST), _LARGEST // 2)
     whole = _INT4_DISPATCH_ROWS if scheme == "int4" else _DISPATCH_ROWS
     slots = max(1, whole // (2 * middle))
-    return tuple((slots * 2 * middle // rows, rows) for rows in (_SMALLEST, middle, 2 * middle))
+    return tuple((slots * 2 * middle // rows, rows) for rows in (_SMALLEST, middle, 2 * middle)[:rungs])
 
 
 def build_graphs(
@@ -74,6 +77,8 @@ def build_graphs(
         build_o(arch, dense, plan.rows),
         build_head(arch, dense, plan.head_rows, head_width),
     ]
+    if arch.conv_kernel:
+        models.append(build_conv(arch, dense, plan.rows))
     for slots, rows in plan.ladder:
         models.append(build_expert(ExpertGraph(arch.hidden, plan.width, experts, slots, rows, plan.chunks)))
     if len(models) > MAX_CONTEXTS:

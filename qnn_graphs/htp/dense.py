@@ -69,10 +69,15 @@ def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
 
 
 def heads_first(b: Builder, pieces: list[str], group: int, groups: int, sizes: tuple[int, int, int]) -> str:
-    """[heads, T, D] of a head group, from column chunks, each group having a whole number. sizes: (T, heads, D)."""
-    per = len(pieces) // groups
-    own = join(b, pieces[group * per : (group + 1) * per])
+    """[heads, T, D] of a head group. sizes: (T, heads, D)."""
+    own = group_columns(b, pieces, group, groups)
     return b.node("Transpose", b.node("Reshape", own, b.integers(*sizes)), perm=(1, 0, 2))
+
+
+def group_columns(b: Builder, pieces: list[str], group: int, groups: int) -> str:
+    """The columns of a head group, from column chunks of which each group has a whole number."""
+    per = len(pieces) // groups
+    return join(b, pieces[group * per : (group + 1) * per])
 
 
 def join(b: Builder, pieces: list[str]) -> str:
@@ -147,7 +152,7 @@ def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
         flat = b.integers(rows, groups.heads * a.v_dim)
         pieces.append(b.node("Reshape", b.node("Transpose", heads, perm=(1, 0, 2)), flat))
     results = products(b, join(b, pieces), "o", (a.out_width, arch.hidden), scheme, chunks)
-    if a.o_bias:
+    if arch.o_bias:
         biases = column_vectors(b, "o.bias", arch.hidden, chunks)
         results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
     _write_chunks(b, results, "delta", (rows, arch.hidden // chunks))

@@ -13,10 +13,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from estream.package.chunks import CONV_LINEARS
 from qnn_graphs.htp.attention import MASKED
 
 Array = np.ndarray
 _MAGNITUDE = 4.0  # of norm-like vectors and scales: far from both ends of float16
+_MATRICES = ("gate", "up", "down", "q", "k", "v", *CONV_LINEARS, "o", "head", "router")
 
 
 def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -70,7 +72,7 @@ def _draw(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
         return draw.uniform(1.0, 4.0, shape)
     if word in ("cos", "sin"):
         return (np.cos if word == "cos" else np.sin)(np.arange(np.prod(shape)).reshape(shape))
-    if word in ("gate", "up", "down", "q", "k", "v", "o", "head", "router") and len(shape) == 2:
+    if word in _MATRICES and len(shape) == 2:
         return draw.standard_normal(shape) * rows**-0.5
     return draw.standard_normal(shape)
 

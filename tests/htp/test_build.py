@@ -6,9 +6,12 @@ import dataclasses
 
 import pytest
 
+from estream.models import family
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
+from estream.package.presets import preset_config
 from qnn_graphs.htp.build import MAX_CONTEXTS, build_graphs, default_ladder, default_plan
 from qnn_graphs.htp.compiler import check_static, compile_graph
+from qnn_graphs.htp.conv import build_conv
 
 
 def architecture(hidden: int, heads: int, kv_heads: int, intermediate: int, layers: int = 1) -> Architecture:
@@ -79,3 +82,16 @@ def test_too_many_contexts_are_refused() -> None:
     plan = dataclasses.replace(plan, ladder=(*plan.ladder, (1, 512)))
     with pytest.raises(ValueError, match="9 graphs"):
         build_graphs(arch, experts="int8", dense="int8", head_width=512, plan=plan)
+
+
+def test_a_model_with_convolutions_has_one_rung_less() -> None:
+    config = preset_config("lfm2.5-8b-a1b")
+    arch = family(config["model_type"]).from_config(config).architecture()
+    plan = default_plan(arch, experts="int8", dense="int8")
+    assert (plan.rows, plan.width, plan.ladder) == (128, 1792, ((16, 32), (4, 128)))
+    graphs = build_graphs(arch, experts="int8", dense="int8", head_width=8192, plan=plan)
+    assert len(graphs) == MAX_CONTEXTS and "conv" in graphs
+    for graph in graphs.values():
+        check_static(graph)
+    with pytest.raises(ValueError, match="3 taps in blocks of 2 rows"):
+        build_conv(arch, "int8", 2)

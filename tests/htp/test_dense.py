@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
 from estream.models.rope import rope_tables
-from estream.package.chunks import chunk_names, column_chunks, head_groups, qkv_chunks
+from estream.package.chunks import CONV_LINEARS, chunk_names, column_chunks, head_groups, qkv_chunks
 from estream.runtime import tiles
 from qnn_graphs.htp.attention import MASKED, build_attention
+from qnn_graphs.htp.conv import build_conv
 from qnn_graphs.htp.dense import build_head, build_norm, build_o, build_qkv
 from qnn_graphs.htp.simulator import Simulator
 from tests.support.htp import Feeds, columns, pack_int8, relative
@@ -158,6 +161,47 @@ def test_output_projection_and_head(scheme: str) -> None:
     own, weight = weight_feeds(rng, "head", (arch.hidden, 256), scheme, 1)
     out = Simulator(build_head(arch, scheme, ROWS, 256)).run({"normed": x} | own)
     assert relative(out["logits"], x.astype(np.float64) @ weight) < 2e-3
+
+
+@pytest.mark.parametrize("scheme", ["f16", "int8"])
+@pytest.mark.parametrize("attention", [GROUPED, PLAIN], ids=["grouped", "plain"])
+def test_conv(attention: Attention, scheme: str) -> None:
+    """Two blocks, the second one after the last rows of the first."""
+    taps, bias = (3, False) if attention is GROUPED else (5, True)
+    hidden, groups = attention.q_width, head_groups(attention)
+    arch = dataclasses.replace(architecture(attention, hidden), conv_kernel=taps, conv_bias=bias)
+    rng, chunks = np.random.default_rng(4), qkv_chunks(arch, "q")
+    x = rng.standard_normal((2 * ROWS, hidden)).astype(np.float16)
+    kernel = rng.standard_normal((taps, hidden)).astype(np.float16)
+    pieces = kernel.reshape(-1, 1, hidden // groups.groups)
+    feeds: Feeds = dict(zip(chunk_names("conv", taps * groups.groups), pieces, strict=True))
+    projected = []
+    for name in CONV_LINEARS:
+        own, weight = weight_feeds(rng, name, (hidden, hidden), scheme, chunks)
+        feeds |= own
+        projected.append(x.astype(np.float64) @ weight)
+        if bias:
+            vector = rng.standard_normal(hidden).astype(np.float16)
+            feeds |= columns(vector[None], f"{name}.bias", chunks)
+            projected[-1] += vector
+    gate, out, value = projected
+    padded = np.concatenate([np.zeros((taps - 1, hidden)), gate * value])
+    mixed = sum(padded[tap : tap + len(x)] * kernel[tap].astype(np.float64) for tap in range(taps))
+    if bias:
+        vector = rng.standard_normal(hidden).astype(np.float16)
+        feeds |= columns(vector[None], "conv.bias", groups.groups)
+        mixed += vector
+    expected = out * mixed
+    graph = Simulator(build_conv(arch, scheme, ROWS))
+    past = {f"past.{g}": np.zeros((taps - 1, hidden // groups.groups), np.float16) for g in range(groups.groups)}
+    for start in (0, ROWS):
+        result = graph.run(feeds | past | {"normed": x[start : start + ROWS]})
+        heads = [result[f"attn.{g}"].reshape(-1, ROWS, attention.head_dim) for g in range(groups.groups)]
+        actual = np.concatenate(heads).swapaxes(0, 1).reshape(ROWS, hidden)
+        assert relative(actual, expected[start : start + ROWS]) < 3e-3
+        past = {f"past.{g}": result[f"past_out.{g}"] for g in range(groups.groups)}
+        rows = np.concatenate(list(past.values()), axis=1)
+        assert relative(rows, padded[start + ROWS : start + ROWS + taps - 1]) < 3e-3
 
 
 def test_head_groups_cover_all_heads() -> None:

@@ -21,27 +21,19 @@ from estream.runtime import open_target
 from estream.runtime.mock import MockTarget
 from estream.selftest import selftest
 from tests.support.choices import Choices
+from tests.support.families import found
 from tests.support.htp_packages import SMALL, compiled
 from tests.support.packages import packed
 from tests.support.schemes import dense_matrix, rms_norm
 from tests.support.tiny_checkpoints import TinyCheckpoint, prompt
 
 LENGTHS = (1, 31, 32, 33, 130, 600)
-CASES: dict[str, dict[str, Any]] = {
-    "olmoe": {"clip_qkv": 2.0},
-    "mixtral": {"sliding_window": 41, "num_key_value_heads": 1},
-    "qwen2_moe": {"num_hidden_layers": 3, "mlp_only_layers": [1], "num_key_value_heads": 4},
-    "qwen3_moe": {"head_dim": 16, "norm_topk_prob": True, "num_key_value_heads": 1},
-    "granitemoe": {"num_experts_per_tok": 4},
-    "phimoe": {"sliding_window": 300},
-    "deepseek_v2": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16},
-}
 Made = tuple[Path, TinyCheckpoint]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=found())
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return compiled(tmp_path_factory.mktemp(request.param), request.param, **CASES[request.param])
+    return compiled(tmp_path_factory.mktemp(request.param), request.param, **found()[request.param].htp)
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +50,12 @@ def test_logits_and_choices_are_those_of_transformers(made: Made) -> None:
         for length in LENGTHS:
             ids = prompt(length, seed=length)
             reference = tiny.router_logits(ids)
-            imposed = Choices(arch.moe_layers, reference, arch.top_k, impose=True)
+            biases = tiny.expert_biases()
+            imposed = Choices(arch.moe_layers, reference, arch.top_k, impose=True, biases=biases)
             result, expected = engine.prefill(ids, logits="all", observe=imposed), tiny.logits(ids)
             assert result.logits is not None
             error = float(np.linalg.norm(result.logits - expected) / np.linalg.norm(expected))
-            own = Choices(arch.moe_layers, reference, arch.top_k, impose=False)
+            own = Choices(arch.moe_layers, reference, arch.top_k, impose=False, biases=biases)
             engine.prefill(ids, logits=None, observe=own)
             print(f"{arch.family}, {length} tokens: error {error:.5f}; {own.agreed} of {own.all} own choices agree")
             assert error <= 1e-2
@@ -115,15 +108,17 @@ def test_calls_of_graphs_are_the_predicted_ones(made: Made, monkeypatch: pytest.
 
     def watch(layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None) -> None:
         if graph == "o_router":
-            choice = engine.package.family.route(np.array(arrays["logits"]))
+            found = engine.package
+            bias = dense_matrix(found, f"layers.{layer}.expert_bias") if found.architecture.expert_bias else None
+            choice = found.family.route(np.array(arrays["logits"]), bias)
             counts[layer] = np.bincount(choice.experts.reshape(-1), minlength=engine.package.architecture.experts)
 
     target = MockTarget(inner=open_target("htp", threads=1))
     with Engine(made[0], target, max_tokens=200) as engine:
         undecided = engine.package.family.undecided
 
-        def spy(logits: np.ndarray) -> np.ndarray:
-            rows = undecided(logits)
+        def spy(logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+            rows = undecided(logits, bias)
             near.append(len(rows))
             return rows
 
@@ -155,6 +150,21 @@ def test_selftest_passes(olmoe: Made) -> None:
     assert report.simulated and report.reference and report.graphs == "htp"
     assert {item.graph for item in report.differences} >= {"qkv", "attention", "o_router", "expert", "sum", "head"}
     assert max(item.error for item in report.differences) < 0.05
+
+
+def test_convolutions(tmp_path: Path) -> None:
+    """Each graph against the CPU reference, and prompts of a batch, which must not see each other's past."""
+    options = {"norm_topk_prob": False, "routed_scaling_factor": 2.5, "tie_word_embeddings": False, "seed": 1}
+    package, _ = compiled(tmp_path, "lfm2_moe", experts="int8", **options)
+    report = selftest(package, "htp", tokens=40, threads=1)
+    assert report.ok, report.faults
+    assert {item.graph for item in report.differences} >= {"conv", "qkv", "attention", "o_router", "o_norm", "ffn"}
+    prompts = [prompt(length, seed=length) for length in (33, 1, 64, 2)]
+    with Engine(package, "htp", max_tokens=100) as engine:
+        alone = [engine.prefill(ids, logits="all").logits for ids in prompts]
+        for one, together in zip(alone, engine.prefill_batch(prompts, logits="all"), strict=True):
+            assert one is not None and together.logits is not None
+            assert np.linalg.norm(together.logits - one) <= 1e-3 * np.linalg.norm(one)
 
 
 def stale_bank(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from tests.support.tiny_checkpoints import prompt
 LENGTHS = (5, 1, 300, 33)  # 300: more than one block of attention
 
 
-@pytest.mark.parametrize(("family", "options"), [("qwen2_moe", {}), ("mixtral", {"sliding_window": 40})])
+@pytest.mark.parametrize(
+    ("family", "options"), [("qwen2_moe", {}), ("mixtral", {"sliding_window": 40}), ("lfm2_moe", {"conv_bias": True})]
+)
 @pytest.mark.parametrize("experts", ["f32", "int8"])
 def test_a_batch_gives_what_its_prompts_give_alone(
     tmp_path: Path, family: str, options: dict[str, object], experts: str

@@ -9,50 +9,16 @@ import numpy as np
 import pytest
 
 from estream import Engine
+from tests.support.families import found
 from tests.support.packages import packed
 from tests.support.tiny_checkpoints import prompt
 
 LENGTHS = (1, 2, 31, 32, 33, 130, 600)
-CASES: list[tuple[str, int | None, dict[str, Any]]] = [
-    ("olmoe", None, {}),
-    ("olmoe", 32, {"intermediate_size": 72, "num_key_value_heads": 4, "seed": 1, "clip_qkv": 0.7}),
-    ("olmoe", None, {"hidden_size": 40, "intermediate_size": 21, "vocab_size": 101, "norm_topk_prob": True, "seed": 2}),
-    ("mixtral", None, {}),
-    ("mixtral", 32, {"intermediate_size": 77, "sliding_window": 19, "num_key_value_heads": 1, "seed": 1}),
-    ("mixtral", None, {"head_dim": 10, "vocab_size": 97, "num_key_value_heads": 4, "seed": 2, "dtype": "bf16"}),
-    ("qwen2_moe", None, {}),
-    ("qwen2_moe", 32, {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 88, "norm_topk_prob": True,
-                       "seed": 1}),
-    ("qwen2_moe", None, {"num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2, "seed": 2,
-                         "num_key_value_heads": 4, "tie_word_embeddings": True}),
-    ("qwen3_moe", None, {"norm_topk_prob": True, "head_dim": 16}),
-    ("qwen3_moe", 32, {"moe_intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "use_sliding_window": True,
-                       "sliding_window": 19, "num_key_value_heads": 1, "seed": 1}),
-    ("qwen3_moe", None, {"num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2, "head_dim": 10,
-                         "attention_bias": True, "tie_word_embeddings": True, "seed": 2, "dtype": "bf16"}),
-    ("granitemoe", None, {}),
-    ("granitemoe", 32, {"intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "tie_word_embeddings": True,
-                        "num_key_value_heads": 1, "seed": 1}),
-    ("granitemoe", None, {"attention_bias": True, "num_key_value_heads": 4, "num_experts_per_tok": 8, "seed": 2,
-                          "dtype": "bf16", "attention_multiplier": 0.125, "logits_scaling": 6.0}),
-    ("deepseek_v2", None, {}),
-    ("deepseek_v2", 32, {"moe_intermediate_size": 40, "q_lora_rank": 20, "attention_bias": True, "v_head_dim": 24,
-                         "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "vocab_size": 101,
-                         "routed_scaling_factor": 2.5, "seed": 1}),
-    ("deepseek_v2", None, {"hidden_size": 40, "qk_nope_head_dim": 10, "v_head_dim": 7, "n_shared_experts": 1,
-                           "tie_word_embeddings": True, "seed": 2, "dtype": "bf16",
-                           "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0,
-                                               "original_max_position_embeddings": 32, "mscale": 0.7,
-                                               "mscale_all_dim": 1.2}}),
-    ("phimoe", None, {}),
-    ("phimoe", 32, {"intermediate_size": 77, "hidden_size": 40, "vocab_size": 101, "lm_head_bias": False,
-                    "num_key_value_heads": 1, "sliding_window": 19, "seed": 1}),
-    ("phimoe", None, {"attention_bias": False, "num_key_value_heads": 4, "router_jitter_noise": 0.01, "seed": 2,
-                      "dtype": "bf16"}),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "panel", "options"), CASES)
+@pytest.mark.parametrize(
+    ("family", "panel", "options"), [(name, *case) for name, cases in found().items() for case in cases.engines]
+)
 def test_logits_equal_transformers(tmp_path: Path, family: str, panel: int | None, options: dict[str, Any]) -> None:
     package, tiny = packed(tmp_path, family, panel=panel, **options)
     vocab = tiny.model.config.vocab_size

@@ -43,7 +43,7 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
 @pytest.fixture
 def folder(tmp_path: Path) -> tuple[Path, Tensors]:
     """A Qwen3-MoE checkpoint in FP8, and the weights that it means."""
-    tiny_checkpoints.qwen3_moe(tmp_path, hidden_size=40, moe_intermediate_size=77)
+    tiny_checkpoints.write("qwen3_moe", tmp_path, hidden_size=40, moe_intermediate_size=77)
     tensors, meant = load_file(tmp_path / "model.safetensors"), Tensors()
     for name, weight in list(tensors.items()):
         matrix = weight.ndim == 2 and "_proj" in name

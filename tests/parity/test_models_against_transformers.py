@@ -10,44 +10,15 @@ import pytest
 
 from estream.checkpoint import Checkpoint
 from tests.support import tiny_checkpoints
+from tests.support.families import found
 from tests.support.numpy_reference import prefill
 
-CASES: list[tuple[str, dict[str, Any], int]] = [
-    ("olmoe", {}, 33),
-    ("olmoe", {"norm_topk_prob": True, "clip_qkv": 0.7, "attention_bias": True, "seed": 1}, 33),
-    ("olmoe", {"num_key_value_heads": None, "hidden_size": 24, "dtype": "bf16", "shard_size": "20KB"}, 17),
-    ("olmoe", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "tie_word_embeddings": True}, 17),
-    ("mixtral", {}, 33),
-    ("mixtral", {"sliding_window": 7, "head_dim": 10, "vocab_size": 97, "seed": 2, "dtype": "f16"}, 40),
-    ("mixtral", {"num_experts_per_tok": 8, "intermediate_size": 21, "num_key_value_heads": 4}, 9),
-    ("qwen2_moe", {}, 33),
-    ("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False, "seed": 3, "dtype": "bf16"}, 33),
-    ("qwen2_moe", {"num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2}, 17),
-    ("qwen2_moe", {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 5,
-                   "max_window_layers": 2}, 21),
-    ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 1,
-                   "layer_types": ["full_attention", "sliding_attention"]}, 8),
-    ("qwen3_moe", {"head_dim": 12}, 33),
-    ("qwen3_moe", {"norm_topk_prob": True, "attention_bias": True, "use_sliding_window": True, "sliding_window": 5,
-                   "num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2}, 21),
-    ("granitemoe", {}, 33),
-    ("deepseek_v2", {}, 33),
-    ("deepseek_v2", {"q_lora_rank": 20, "attention_bias": True, "topk_method": "group_limited_greedy", "n_group": 4,
-                     "topk_group": 2, "routed_scaling_factor": 2.5, "seed": 1}, 33),
-    ("deepseek_v2", {"n_shared_experts": 1, "first_k_dense_replace": 0, "num_hidden_layers": 2, "v_head_dim": 24,
-                     "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0,
-                                         "original_max_position_embeddings": 32, "mscale": 0.7,
-                                         "mscale_all_dim": 1.2}, "seed": 2, "dtype": "bf16"}, 40),
-    ("phimoe", {}, 33),
-    ("phimoe", {"sliding_window": 6, "attention_bias": False, "lm_head_bias": False, "vocab_size": 97, "seed": 1,
-                "dtype": "bf16"}, 21),
-    ("granitemoe", {"attention_bias": True, "tie_word_embeddings": True, "seed": 1, "dtype": "f16"}, 17),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize(("family", "options", "length"), CASES)
+@pytest.mark.parametrize(
+    ("family", "options", "length"), [(name, *case) for name, cases in found().items() for case in cases.prefills]
+)
 def test_logits_equal_transformers(tmp_path: Path, family: str, options: dict[str, Any], length: int) -> None:
-    tiny = tiny_checkpoints.FAMILIES[family](tmp_path, **options)
+    tiny = tiny_checkpoints.write(family, tmp_path, **options)
     ids = tiny_checkpoints.prompt(length)
     expected = tiny.logits(ids)
     with Checkpoint.open(tmp_path) as checkpoint:
@@ -60,14 +31,16 @@ def test_logits_equal_transformers(tmp_path: Path, family: str, options: dict[st
     assert np.abs(expected[1:] - expected[:-1]).max() > 0.3
 
 
-@pytest.mark.parametrize("family", sorted(tiny_checkpoints.FAMILIES))
+@pytest.mark.parametrize("family", found())
 def test_every_expert_of_a_tiny_checkpoint_is_used(tmp_path: Path, family: str) -> None:
-    tiny = tiny_checkpoints.FAMILIES[family](tmp_path)
+    tiny = tiny_checkpoints.write(family, tmp_path)
+    biases = tiny.expert_biases()
     with Checkpoint.open(tmp_path) as checkpoint:
         model = checkpoint.family()
-    for logits in tiny.router_logits(tiny_checkpoints.prompt(200)):
+    for at, logits in enumerate(tiny.router_logits(tiny_checkpoints.prompt(200))):
+        bias = biases[at] if biases else None
         if model.architecture().shared_gate:
             logits = np.concatenate([logits, np.zeros_like(logits[:, :1])], axis=1)
-        counts = np.bincount(model.route(logits).experts.reshape(-1), minlength=8)
+        counts = np.bincount(model.route(logits, bias).experts.reshape(-1), minlength=8)
         assert counts.min() > 0
         assert counts.max() < 200

@@ -11,19 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 from estream import Engine, pack
 from tests.support import tiny_checkpoints
+from tests.support.families import found
 from tests.support.tiny_checkpoints import prompt
 
 FILE = "model.safetensors"
-# The smallest models that have every kind of layer and every tensor that the family knows.
-OPTIONS: dict[str, dict[str, object]] = {
-    "olmoe": {"num_hidden_layers": 1, "num_experts": 4},
-    "mixtral": {"num_hidden_layers": 1, "num_local_experts": 4},
-    "qwen2_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0], "num_experts": 4},
-    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0], "num_experts": 4, "attention_bias": True},
-    "granitemoe": {"num_hidden_layers": 1, "num_local_experts": 4, "attention_bias": True},
-    "phimoe": {"num_hidden_layers": 1, "num_local_experts": 4},
-    "deepseek_v2": {"num_hidden_layers": 2, "n_routed_experts": 4, "q_lora_rank": 20, "attention_bias": True},
-}
 
 
 def logits(checkpoint: Path, folder: Path) -> np.ndarray:
@@ -35,9 +26,9 @@ def logits(checkpoint: Path, folder: Path) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("family", sorted(tiny_checkpoints.FAMILIES))
+@pytest.mark.parametrize("family", found())
 def test_zeroing_any_tensor_changes_the_logits(tmp_path: Path, family: str) -> None:
-    tiny_checkpoints.FAMILIES[family](tmp_path / "whole", **OPTIONS[family])
+    tiny_checkpoints.write(family, tmp_path / "whole", **found()[family].smallest)
     tensors = load_file(tmp_path / "whole" / FILE)
     expected = logits(tmp_path / "whole", tmp_path)
     shutil.copytree(tmp_path / "whole", tmp_path / "without")

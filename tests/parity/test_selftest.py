@@ -20,6 +20,7 @@ from estream.selftest.record import Recorder
 from estream.selftest.tolerances import Tolerances
 from tests.support.faults import make_package
 from tests.support.faulty_target import FaultyTarget, drop_row, misplace, repeat_first, stale, swap, zero
+from tests.support.packages import packed
 from tests.support.tiny_packages import QWEN2_MOE, save_weights, write_checkpoint
 
 TOKENS = 20
@@ -207,3 +208,18 @@ def without_reference(package: Path, out: Path) -> Path:
 def test_report_without_faults_is_ok() -> None:
     report = SelftestReport(Path("x"), "cpu", "cpu", False, 4, False, 1, (), 0.5, (), (), None)
     assert report.ok and report.first is None
+
+
+def test_convolution_layers_are_compared(tmp_path: Path) -> None:
+    package, _ = packed(tmp_path, "lfm2_moe", experts="int8")
+    report = selftest(package, threads=1, tokens=TOKENS)
+    assert report.ok, report.faults
+    assert [(item.layer, item.graph) for item in report.differences] == [
+        *((0, graph) for graph in ("conv", "o_norm", "ffn", "sum")),
+        *((1, graph) for graph in ("qkv", "attention", "o_router", "expert", "sum")),
+        *((2, graph) for graph in ("conv", "o_router", "expert", "sum")),
+        (3, "final_norm"),
+        (3, "head"),
+    ]
+    report = selftest(package, FaultyTarget("conv", after=drop_row("attn", HIDDEN, row=3)), tokens=TOKENS)
+    assert report.first is not None and (report.first.layer, report.first.graph) == (0, "conv"), report.faults

@@ -24,15 +24,18 @@ def prefill(checkpoint: Checkpoint, family: Family, ids: list[int]) -> np.ndarra
 
     hidden = model["embed"][ids].astype(np.float64)
     for plan in architecture.layers:
-        w = {name: checkpoint.gather(s).astype(np.float64) for name, s in family.layer_sources(plan.index).items()}
-        hidden = hidden + _attention(family, plan, norm(hidden, w, "attn_norm"), w)
+        sources = {name: found for name, found in family.layer_sources(plan.index).items() if found}
+        w = {name: checkpoint.gather(found).astype(np.float64) for name, found in sources.items()}
+        normed = norm(hidden, w, "attn_norm")
+        hidden = hidden + (_conv(normed, w) if plan.mixer == "conv" else _attention(family, plan, normed, w))
         normed = norm(hidden, w, "ffn_norm")
         if plan.ffn == "dense":
             ffn = family.ffn_sources(plan.index)
             assert ffn is not None
             hidden = hidden + _swiglu(checkpoint, ffn, normed)
             continue
-        choice = family.route((normed @ w["router"]).astype(np.float32))
+        bias = w["expert_bias"].astype(np.float32) if "expert_bias" in w else None
+        choice = family.route((normed @ w["router"]).astype(np.float32), bias)
         total = np.zeros_like(hidden)
         for expert in range(architecture.experts):
             rows, slots = np.nonzero(choice.experts == expert)
@@ -54,6 +57,14 @@ def _swiglu(checkpoint: Checkpoint, sources: ExpertSources, x: np.ndarray) -> np
     gate, up, down = (checkpoint.read(s).astype(np.float64) for s in (sources.gate, sources.up, sources.down))
     g = x @ gate
     return (g / (1 + np.exp(-g)) * (x @ up)) @ down
+
+
+def _conv(x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
+    b, c, value = (x @ w[name] + w.get(f"{name}.bias", 0.0) for name in ("conv_b", "conv_c", "conv_x"))
+    kernel = w["conv"]
+    z = np.concatenate([np.zeros((len(kernel) - 1, x.shape[1])), b * value])
+    mixed = sum(tap * z[at : at + len(x)] for at, tap in enumerate(kernel)) + w.get("conv.bias", 0.0)
+    return (c * mixed) @ w["o"] + w.get("o.bias", 0.0)
 
 
 def _attention(family: Family, plan: LayerPlan, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:

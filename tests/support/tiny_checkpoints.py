@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import transformers
 
+from tests.support.families import found
+
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -32,101 +34,24 @@ class TinyCheckpoint:
             outputs = self.model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
         return [logits.numpy() for logits in outputs.router_logits]
 
+    def expert_biases(self) -> list[np.ndarray]:
+        """What each MoE layer adds to the scores that choose experts, float32 [experts]; empty without biases."""
+        return [buffer.numpy() for name, buffer in self.model.named_buffers() if name.endswith("expert_bias")]
+
 
 def prompt(length: int, vocab: int = 96, seed: int = 0) -> list[int]:
     """`length` random token ids."""
     return [int(token) for token in np.random.default_rng(seed).integers(0, vocab, length)]
 
 
-def olmoe(path: Path, **options: Any) -> TinyCheckpoint:
-    """OLMoE with 4 heads on 2 kv heads, 8 experts of 24, top 3. `options`: see `_write`."""
-    defaults = {"intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
-    return _write(path, transformers.OlmoeConfig, transformers.OlmoeForCausalLM, defaults | options)
+def write(family: str, path: Path, **options: Any) -> TinyCheckpoint:
+    """Writes a checkpoint of a family (tests/families) to `path`.
 
-
-def mixtral(path: Path, **options: Any) -> TinyCheckpoint:
-    """Mixtral with 4 heads on 2 kv heads, 8 experts of 24, top 2. `options`: see `_write`."""
-    defaults = {"intermediate_size": 24, "num_local_experts": 8, "num_experts_per_tok": 2}
-    return _write(path, transformers.MixtralConfig, transformers.MixtralForCausalLM, defaults | options)
-
-
-def qwen2_moe(path: Path, **options: Any) -> TinyCheckpoint:
-    """Qwen2-MoE with 4 heads on 2 kv heads, 8 experts of 24, top 3, a shared expert of 40, dense layers of 56."""
-    defaults = {
-        "intermediate_size": 56,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-    }
-    return _write(path, transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM, defaults | options)
-
-
-def qwen3_moe(path: Path, **options: Any) -> TinyCheckpoint:
-    """Qwen3-MoE with 4 heads on 2 kv heads, 8 experts of 24, top 3, dense layers of 56."""
-    defaults = {"intermediate_size": 56, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
-    return _write(path, transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, defaults | options)
-
-
-def granitemoe(path: Path, **options: Any) -> TinyCheckpoint:
-    """GraniteMoE with 4 heads on 2 kv heads, 8 experts of 24, top 3, and no multiplier one would not notice."""
-    defaults = {
-        "intermediate_size": 24,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 3,
-        "embedding_multiplier": 1.7,
-        "logits_scaling": 0.8,
-        "residual_multiplier": 0.6,
-        "attention_multiplier": 0.5,
-    }
-    return _write(path, transformers.GraniteMoeConfig, transformers.GraniteMoeForCausalLM, defaults | options)
-
-
-def phimoe(path: Path, **options: Any) -> TinyCheckpoint:
-    """PhiMoE with 4 heads on 2 kv heads, 8 experts of 24, every bias, gates that several experts share."""
-    defaults = {
-        "intermediate_size": 24,
-        "num_local_experts": 8,
-        "attention_bias": True,
-        "lm_head_bias": True,
-        "router_jitter_noise": 0.2,
-    }
-    return _write(path, transformers.PhimoeConfig, transformers.PhimoeForCausalLM, defaults | options)
-
-
-def deepseek_v2(path: Path, **options: Any) -> TinyCheckpoint:
-    """DeepSeek-V2 with 4 heads of 12 + 8 and values of 16, 8 experts of 24, top 3, 2 shared experts, 1 dense layer."""
-    defaults = {
-        "intermediate_size": 56,
-        "num_key_value_heads": 4,
-        "q_lora_rank": None,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-        "num_hidden_layers": 3,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 24,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-    }
-    return _write(path, transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM, defaults | options)
-
-
-FAMILIES = {
-    "olmoe": olmoe,
-    "mixtral": mixtral,
-    "qwen2_moe": qwen2_moe,
-    "qwen3_moe": qwen3_moe,
-    "granitemoe": granitemoe,
-    "phimoe": phimoe,
-    "deepseek_v2": deepseek_v2,
-}
-
-
-def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, Any]) -> TinyCheckpoint:
-    """Writes a checkpoint to `path`. `options`: seed, dtype ("f32", "f16", "bf16"), shard_size (for instance "40KB"),
-    scale (factors by end of a tensor's name), and any field of the transformers configuration."""
+    `options`: seed, dtype ("f32", "f16", "bf16"), shard_size (for instance "40KB"), scale (factors by end of a tensor's
+    name), and any field of the transformers configuration."""
+    cases = found()[family]
+    config_class, model_class = (getattr(transformers, name) for name in cases.classes)
+    options = cases.tiny | options
     scale = options.pop("scale", {})
     seed = options.pop("seed", 0)
     dtype = DTYPES[options.pop("dtype", "f32")]
@@ -148,7 +73,8 @@ def _write(path: Path, config_class: Any, model_class: Any, options: dict[str, A
     model = model_class(config_class(**(common | options)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
+        for name, weight in (*model.named_parameters(), *biases):
             factor = next((factor for end, factor in scale.items() if name.endswith(end)), 1.0)
             weight.copy_(factor * _random(name, weight, generator))
     model.to(dtype).save_pretrained(path, max_shard_size=shard_size)

@@ -10,7 +10,7 @@ import pytest
 from estream.layers.signs import flip_signs, panel_preparation
 from estream.models import family
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
-from estream.package.chunks import MAX_CHUNKS, chunk_names, head_groups, linear_chunks, panel_chunks
+from estream.package.chunks import CONV_LINEARS, MAX_CHUNKS, chunk_names, head_groups, linear_chunks, panel_chunks
 from estream.package.dense import dense_specs, linear_name
 from estream.package.layout import PanelLayout, default_panel_width
 from estream.package.presets import preset_config
@@ -87,6 +87,23 @@ def test_names_of_matrices() -> None:
     assert found == ["layers.3.q", "layers.3.q", "layers.3.o", None, None, None, None]
     assert [linear_name(name) for name in ("head.2", "head.2.0", "head.2.scale", "embed", "final_norm")] == [
         *("head.2", "head.2", "head.2", None, None)
+    ]
+
+
+def test_chunks_of_convolution_layers() -> None:
+    config = preset_config("lfm2.5-8b-a1b", 3)
+    arch = family(config["model_type"]).from_config(config).architecture()
+    specs = {name: shape for name, _, shape, _ in dense_specs(arch, "int8", PanelLayout(arch.hidden, 64, "int8"))}
+    for name in CONV_LINEARS:
+        assert {specs[f"layers.0.{name}.{chunk}"] for chunk in range(8)} == {(2048, 256)}
+        assert f"layers.0.{name}.8" not in specs and f"layers.2.{name}.0" not in specs
+        assert linear_chunks(arch, name, 2048, "f32") == 1
+    assert specs["layers.0.conv"] == (3, 2048) and specs["layers.2.expert_bias"] == (32,)
+    absent = {"layers.0.q.0", "layers.0.q_norm", "layers.0.expert_bias", "layers.2.conv", "layers.2.o.bias"}
+    assert not absent & set(specs)
+    names = ("conv_b", "conv_x.3", "conv_c.scale", "conv_b.bias", "conv", "conv.bias", "expert_bias")
+    assert [linear_name(f"layers.3.{name}") for name in names] == [
+        *("layers.3.conv_b", "layers.3.conv_x", "layers.3.conv_c", None, None, None, None)
     ]
 
 

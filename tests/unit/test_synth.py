@@ -159,6 +159,7 @@ SHAPES = {
     "olmoe-1b-7b": (16, 2048, 1024, 64, 8, 16, 16, 50304, 1e4, 0),
     "qwen1.5-moe-a2.7b": (24, 2048, 1408, 60, 4, 16, 16, 151936, 1e6, 5632),
     "mixtral-8x7b": (32, 4096, 14336, 8, 2, 32, 8, 32000, 1e6, 0),
+    "lfm2.5-8b-a1b": (22, 2048, 1792, 32, 4, 32, 8, 65536, 1e6, 0),
 }
 
 
@@ -179,8 +180,9 @@ def test_presets_have_the_public_shapes(name: str) -> None:
         attention.rope.theta,
         arch.shared_intermediate,
     )
-    assert attention.head_dim == 128 and all(plan.window is None for plan in arch.layers)
-    assert attention.qk_norm == ("projection" if name == "olmoe-1b-7b" else "none")
+    assert attention.head_dim == (64 if name.startswith("lfm2") else 128)
+    assert all(plan.window is None for plan in arch.layers)
+    assert attention.qk_norm == {"olmoe-1b-7b": "projection", "lfm2.5-8b-a1b": "head"}.get(name, "none")
     assert attention.qkv_bias == arch.shared_gate == name.startswith("qwen")
 
 

@@ -1,4 +1,4 @@
-"""The dense half of a layer on htp, in fixed blocks of T rows: norm, qkv, attention, o, norm with router logits."""
+"""The dense half of a layer on htp, in blocks of T rows: norm, qkv and attention or conv, o, norm with the router."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from estream.layers.htp.conv import HtpConv
 from estream.layers.htp.graphs import HtpGraphs
 from estream.layers.htp.masks import MASKED, Masks
 from estream.layers.htp.state import HtpState, Tensor, nbytes, tensors
@@ -41,6 +42,7 @@ class HtpAttention:
         blocks = -(-state.max_tokens // graphs.rows)
         self._k, self._v = (self._cache(name, blocks) for name in ("k_out", "v_out"))
         self._attn, self._delta = tensors(state, graphs.o, "attn"), tensors(state, graphs.o, "delta")
+        self._conv = HtpConv(graphs, state, self._attn) if arch.conv_kernel else None
         core = graphs.attention
         self._start = {name: Tensor(self._scratch(name, "start"), core.inputs[name]) for name in _STATE}
         self._start["max"].array[...] = MASKED
@@ -61,13 +63,14 @@ class HtpAttention:
 
         Raises NumericError when the layer's input or output is not finite.
         """
-        qkv, o = self._matrices[plan.index]
-        qkv.bind()
+        mixer, o = self._matrices[plan.index]
+        mixer.bind()
         o.bind()
         for prompt, (cos, sin) in zip(prompts, tables, strict=True):
             self._run_prompt(plan, prompt, cos, sin, observe)
         if plan.ffn == "moe":
-            rows = self._family.undecided(self._state.logits[: prompts[-1].stop])
+            bias = self._weights.expert_bias(plan.index)
+            rows = self._family.undecided(self._state.logits[: prompts[-1].stop], bias)
             own = self._weights.vectors(f"layers.{plan.index}")
             self._state.refine(self._norms[plan.index][1], own, rows)
 
@@ -76,26 +79,40 @@ class HtpAttention:
     ) -> None:
         state, where, tokens = self._state, f"layer {plan.index}", prompt.stop - prompt.start
         before, after = self._norms[plan.index]
+        conv = self._conv if plan.mixer == "conv" else None
+        if conv is not None:
+            conv.start()
         for block in range(-(-tokens // self._rows)):
             position, rows = block * self._rows, min(self._rows, tokens - block * self._rows)
             start = prompt.start + position
-            piece = slice(start, start + rows)
+            piece, rotated = slice(start, start + rows), slice(position, position + rows)
             state.norm(before, start, rows, f"{where}, hidden state before attention")
-            for table, part in ((self._cos, cos), (self._sin, sin)):
-                table.array[:rows] = part[position : position + rows]
-            for name, cache in (("k_out", self._k), ("v_out", self._v)):
-                for group, tensor in enumerate(cache[block]):
-                    self._graphs.qkv.bind(f"{name}.{group}", tensor.buffer)
-            self._graphs.qkv.run()
+            if conv is None:
+                self._run_attention(plan, block, piece, (cos[rotated], sin[rotated]), observe)
+            else:
+                conv.run()
             if observe:
-                observe(plan.index, "qkv", piece, self._seen_qkv(block, rows))
-            self._attend(plan.window, block)
-            if observe:
-                observe(plan.index, "attention", piece, {"attn": self._tokens_first(self._attn, rows)})
+                seen = {"attn": self._tokens_first(self._attn, rows)}
+                observe(plan.index, "attention" if conv is None else "conv", piece, seen)
             self._graphs.o.run()
             self._add_delta(start, rows)
             state.norm(after, start, rows, f"{where}, hidden state after attention")
             state.keep(start, rows, f"{where}, router logits" if plan.ffn == "moe" else None)
+
+    def _run_attention(
+        self, plan: LayerPlan, block: int, piece: slice, tables: Tables, observe: Observer | None
+    ) -> None:
+        """tables: cos, sin of the rows of the piece."""
+        rows = piece.stop - piece.start
+        for table, part in zip((self._cos, self._sin), tables, strict=True):
+            table.array[:rows] = part
+        for name, cache in (("k_out", self._k), ("v_out", self._v)):
+            for group, tensor in enumerate(cache[block]):
+                self._graphs.qkv.bind(f"{name}.{group}", tensor.buffer)
+        self._graphs.qkv.run()
+        if observe:
+            observe(plan.index, "qkv", piece, self._seen_qkv(block, rows))
+        self._attend(plan.window, block)
 
     def _attend(self, window: int | None, block: int) -> None:
         """All head groups of a query block over the key blocks that it sees, in ascending order, `steps` per call."""
@@ -137,12 +154,13 @@ class HtpAttention:
         )
 
     def _matrix_bindings(self, plan: LayerPlan) -> tuple[Bindings, Bindings]:
-        """Weights of qkv and o."""
+        """Weights of qkv or conv, and of o."""
         half, own, where = self._state.half, self._weights.layer(plan.index), f"layer {plan.index}"
-        return (
-            half.bindings(self._graphs.qkv, own, _QKV, where),
-            half.bindings(self._graphs.o, own, ("o", "o.scale", "o.bias"), where),
-        )
+        if plan.mixer == "conv" and self._conv is not None:
+            mixer = self._conv.bindings(own, where)
+        else:
+            mixer = half.bindings(self._graphs.qkv, own, _QKV, where)
+        return mixer, half.bindings(self._graphs.o, own, ("o", "o.scale", "o.bias"), where)
 
     def _cache(self, name: str, blocks: int) -> list[list[Tensor]]:
         """One allocation for all blocks; keys and values lie in it block by block, KV group by KV group."""

@@ -13,7 +13,7 @@ from estream.models.base import Architecture
 def dense_calls(
     arch: Architecture, tokens: int, *, rows: int, steps: int, groups: int, slices: int, near: Sequence[int]
 ) -> Counter[str]:
-    """Calls of norm, qkv, attention, o and head for one prompt whose last token's logits are asked for.
+    """Calls of norm, qkv, attention, conv, o and head for one prompt whose last token's logits are asked for.
 
     rows: of a block. steps: key blocks per attention call. groups: of query heads. slices: of the head. near: tokens of
     each MoE layer that are computed again exactly (`Family.undecided`).
@@ -22,11 +22,13 @@ def dense_calls(
     attention = sum(
         groups * -(-(block + 1 - first_block(plan.window, block, rows)) // steps)
         for plan in arch.layers
+        if plan.mixer == "attention"
         for block in range(blocks)
     )
     refined = sum(-(-count // rows) for count in near)
-    each = blocks * layers
-    return Counter(norm=2 * each + refined + 1, qkv=each, attention=attention, o=each, head=slices)
+    each, conv = blocks * layers, blocks * sum(plan.mixer == "conv" for plan in arch.layers)
+    counts = Counter(norm=2 * each + refined + 1, qkv=each - conv, attention=attention, conv=conv, o=each, head=slices)
+    return +counts  # without what is never called
 
 
 def expert_calls(

@@ -23,7 +23,7 @@ class Rung:
 
 
 class HtpGraphs:
-    """norm, qkv, attention, o, head, and `rungs`, largest tiles first.
+    """norm, qkv, attention, o, head, conv (None without convolutions), and `rungs`, largest tiles first.
 
     Sizes: rows (of a block), steps (key blocks per attention call), head_rows. All are read from the graphs.
     """
@@ -33,6 +33,7 @@ class HtpGraphs:
         loaded = {name: target.load(path) for name, path in contexts.paths.items()}
         self.norm, self.qkv, self.attention = (_take(loaded, name) for name in ("norm", "qkv", "attention"))
         self.o, self.head = _take(loaded, "o"), _take(loaded, "head")
+        self.conv = loaded.get("conv")
         self.rows = _size(self.qkv.inputs["normed"])
         self.head_rows = _size(self.head.inputs["normed"])
         self.steps = len(numbered(self.attention.inputs, "k"))

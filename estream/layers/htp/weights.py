@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -53,7 +54,9 @@ class HalfWeights:
             if base in renamed:
                 key = renamed[base]
                 chunks = (
-                    sum(1 for other in graph.inputs if other.rpartition(".")[0] == base) if chunk is not None else 1
+                    sum(re.fullmatch(rf"{re.escape(base)}\.\d+", other) is not None for other in graph.inputs)
+                    if chunk is not None
+                    else 1
                 )
                 buffers[name] = self._find(weights, key, chunk, chunks, info, where)
         return Bindings(graph, buffers)
