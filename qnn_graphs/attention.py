@@ -20,7 +20,8 @@ def build_attention(attention: Attention, window: int | None) -> onnx.ModelProto
 
     present_key and present_value must be bound at the addresses of past_key and past_value. `last` int32 [1] is the
     position of the block's last row, `total` int32 [1] = last + 1. Dp: `Attention.cache_head_dim`; the operator takes
-    no other head sizes, and the zeros that pad a head change neither its products nor its sums.
+    no other head sizes, and the zeros that pad a head change neither its products nor its sums. `sinks` [heads] where
+    the architecture has them.
     """
     b = Builder(attention_name(window))
     heads, kv_heads = attention.heads, attention.kv_heads
@@ -32,9 +33,10 @@ def build_attention(attention: Attention, window: int | None) -> onnx.ModelProto
     cache = (1, kv_heads, KV_ROWS, padded)
     past = [b.input(name, cache) for name in ("past_key", "past_value")]
     counts = [b.input(name, (1,), np.int32) for name in ("last", "total")]
+    sinks = ["", "", "", "", b.input("sinks", (heads,))] if attention.sinks else []
     attn, present_key, present_value = b.nodes(
         "GroupQueryAttention",
-        *(*block, *past, *counts),
+        *(*block, *past, *counts, *sinks),
         outs=("attn" if padded == v_dim else None, "present_key", "present_value"),
         domain=MICROSOFT,
         num_heads=heads,

@@ -40,10 +40,10 @@ def build_graphs(
     for scheme, known in ((experts, SCHEMES), (dense, DENSE_SCHEMES)):
         if scheme not in known:
             raise ValueError(f"weight scheme {scheme!r} is none of {known}")
-    hidden = architecture.hidden
+    hidden, clamped = architecture.hidden, architecture.clamped
     graphs = {
         "qkv": (build_qkv if architecture.attention.latent is None else build_latent_qkv)(architecture, dense, target),
-        "expert": build_expert(PanelLayout(hidden, panel_width, experts), target),
+        "expert": build_expert(PanelLayout(hidden, panel_width, experts, clamped is not None), target, clamped),
         "gather": build_gather(hidden, quantised=integer_path(experts, target)),
         "scatter_add": build_scatter_add(hidden),
         "final_norm": build_final_norm(architecture),

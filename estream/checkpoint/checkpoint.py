@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from estream.checkpoint import fp8
-from estream.checkpoint.dtypes import STORED, widen
+from estream.checkpoint import fp8, mxfp4
+from estream.checkpoint.dtypes import STORED
 from estream.checkpoint.files import read_json, shards, some, tokenizer_files
+from estream.checkpoint.reading import copy_widened, pread, window
 from estream.errors import CheckpointError, ClosedError, UnsupportedModelError, brief
 from estream.models import families, family
 from estream.models.base import ExpertSources, Family, LayerPlan, Source, Sources
@@ -32,7 +33,6 @@ _SCALES = (
     ".quant_map",
 )
 _ENOUGH = 1000  # missing tensors: a config of millions of experts must not keep anybody waiting
-_TILE = 256  # transposed in squares that fit the cache, 4 times faster than row by row
 
 
 class Checkpoint:
@@ -45,6 +45,7 @@ class Checkpoint:
         self.config = config
         self._entries = entries
         self._fds = fds
+        self._expert: tuple[str, int | slice, np.ndarray] | None = None  # the last one that MXFP4 gave
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -123,6 +124,8 @@ class Checkpoint:
 
         Raises CheckpointError: no such tensor, another shape, not a float dtype, I/O.
         """
+        if self._is_mxfp4(source.name, source.shape):
+            return self._from_mxfp4(source)
         fd, entry = self._entry(source.name)
         if entry.shape != source.shape:
             raise CheckpointError(f"tensor {source.name!r}", asked=list(source.shape), had=list(entry.shape))
@@ -135,7 +138,7 @@ class Checkpoint:
         if source.order:
             whole = self.read(Source(source.name, source.shape))[list(source.order)] * np.float32(source.scale)
             return np.ascontiguousarray(whole.T if source.transpose else whole)
-        first, shape, rest = _window(source)
+        first, shape, rest = window(source)
         if entry.dtype == fp8.DTYPE:
             return self._dequantised(source, first, shape, rest)
         transpose = source.transpose and not rest
@@ -147,6 +150,32 @@ class Checkpoint:
         if source.scale != 1.0:
             result *= np.float32(source.scale)
         return result
+
+    def _is_mxfp4(self, name: str, shape: tuple[int, ...]) -> bool:
+        blocks, _ = mxfp4.part_names(name)
+        return name not in self._entries and blocks in self._entries and len(shape) == 3
+
+    def _from_mxfp4(self, source: Source) -> np.ndarray:
+        """As `read`. The last expert is kept: gate, up and each panel pick from the same one."""
+        expert, *rest = source.pick
+        if self._expert is None or self._expert[:2] != (source.name, expert):
+            parts = zip(mxfp4.part_names(source.name), mxfp4.part_shapes(source.shape), strict=True)
+            words = [self._bytes(name, shape, expert) for name, shape in parts]
+            self._expert = source.name, expert, mxfp4.dequantised(*words)
+        result = self._expert[2][tuple(rest)]
+        return np.ascontiguousarray(result.T if source.transpose else result) * np.float32(source.scale)
+
+    def _bytes(self, name: str, shape: tuple[int, ...], index: int | slice) -> np.ndarray:
+        """One of the first axis of a U8 tensor."""
+        fd, entry = self._entry(name)
+        if (entry.shape, entry.dtype) != (shape, "U8"):
+            raise CheckpointError(
+                f"tensor {name!r}", asked=f"U8 {list(shape)}", had=f"{entry.dtype} {list(entry.shape)}"
+            )
+        assert isinstance(index, int)
+        words = np.empty(shape[1:], np.uint8)
+        pread(fd, words, entry.start + index * words.nbytes, name)
+        return words
 
     def _dequantised(
         self, source: Source, first: int, shape: tuple[int, ...], rest: tuple[int | slice, ...]
@@ -176,12 +205,19 @@ class Checkpoint:
         """
         expected: dict[str, tuple[int, ...]] = {}
         missing: list[str] = []
+        quantised: set[str] = set()
         for source in _expected(family, self.names):
+            if self._is_mxfp4(source.name, source.shape):
+                names, shapes = mxfp4.part_names(source.name), mxfp4.part_shapes(source.shape)
+                expected |= dict(zip(names, shapes, strict=True))
+                quantised.update(names)
+                continue
             if source.name not in expected and source.name not in self._entries:
                 missing.append(source.name)
                 if len(missing) == _ENOUGH:
                     break
             expected[source.name] = source.shape
+        missing += sorted(quantised - set(self.names))
         eighths = [name for name in expected if name in self._entries and self.dtype(name) == fp8.DTYPE]
         for name in eighths:
             expected[fp8.scale_name(name)] = fp8.scale_shape(name, expected[name], fp8.block_size(self.config))
@@ -194,7 +230,7 @@ class Checkpoint:
         typed = [
             f"{name} {self.dtype(name)}"
             for name in expected
-            if name in self._entries and self.dtype(name) not in STORED
+            if name in self._entries and self.dtype(name) not in (("U8",) if name in quantised else STORED)
         ]
         unexpected = sorted(
             name for name in self.names if len(missing) < _ENOUGH and name not in expected and not family.ignored(name)
@@ -239,54 +275,9 @@ class Checkpoint:
         block = np.empty((min(step, len(view)), *view.shape[1:]), stored)
         for start in range(0, len(view), step):
             words = block[: len(view) - start]
-            _pread(fd, words, position, entry.name)
+            pread(fd, words, position, entry.name)
             position += words.nbytes
-            _copy(view[start : start + step], words, entry.dtype)
-
-
-def _copy(view: np.ndarray, words: np.ndarray, dtype: str) -> None:
-    if view.ndim != 2 or view.flags.c_contiguous:
-        view[...] = widen(words, dtype)
-        return
-    for row in range(0, view.shape[0], _TILE):
-        for column in range(0, view.shape[1], _TILE):
-            tile = (slice(row, row + _TILE), slice(column, column + _TILE))
-            view[tile] = widen(words[tile], dtype)
-
-
-def _pread(fd: int, words: np.ndarray, position: int, name: str) -> None:
-    memory = words.reshape(-1).view(np.uint8).data
-    while memory:
-        try:
-            count = os.preadv(fd, [memory], position)
-        except OSError as problem:
-            raise CheckpointError(f"tensor {name!r} cannot be read: {problem.strerror}") from problem
-        if count == 0:
-            raise CheckpointError(
-                f"tensor {name!r}: the file was truncated",
-                asked=f"{len(memory)} more bytes",
-                next_step="Download it again",
-            )
-        memory = memory[count:]
-        position += count
-
-
-def _window(source: Source) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:
-    """The contiguous piece that `pick` lies in: its first element, its shape, and what is left to pick from it."""
-    first, shape, pick = 0, source.shape, source.pick
-    while pick and isinstance(pick[0], int):
-        if not 0 <= pick[0] < shape[0]:
-            raise CheckpointError(f"tensor {source.name!r}: index", asked=pick[0], had=f"0 to {shape[0] - 1}")
-        first += pick[0] * math.prod(shape[1:])
-        shape, pick = shape[1:], pick[1:]
-    if pick and isinstance(pick[0], slice):
-        start, stop, step = pick[0].indices(shape[0])
-        if step == 1:
-            first += start * math.prod(shape[1:])
-            shape, pick = (max(0, stop - start), *shape[1:]), pick[1:]
-            if pick:
-                pick = (slice(None), *pick)
-    return first, shape, pick
+            copy_widened(view[start : start + step], words, entry.dtype)
 
 
 def _expected(family: Family, names: Collection[str]) -> Iterator[Source]:
@@ -299,7 +290,7 @@ def _expected(family: Family, names: Collection[str]) -> Iterator[Source]:
             yield from sources
         for expert in _records(family, plan, architecture.experts):
             if expert is not None:
-                yield from (expert.gate, expert.up, expert.down)
+                yield from (expert.gate, expert.up, expert.down, *(expert.biases or ()))
 
 
 def _records(family: Family, plan: LayerPlan, experts: int) -> Iterator[ExpertSources | None]:

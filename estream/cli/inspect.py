@@ -178,7 +178,9 @@ def _sizes(arch: Architecture, scheme: str) -> dict[str, int]:
     from estream.package.dense import dense_specs, place
 
     intermediate = arch.expert_intermediate or arch.dense_intermediate
-    panel = PanelLayout(arch.hidden, default_panel_width(arch.hidden, intermediate, scheme), scheme)
+    panel = PanelLayout(
+        arch.hidden, default_panel_width(arch.hidden, intermediate, scheme), scheme, arch.clamped is not None
+    )
     record = panel.record_bytes(arch.expert_intermediate)
     return {
         "panel_width": panel.width,

@@ -83,7 +83,8 @@ class AttentionLayers:
     def _start_attention(self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray) -> Mixer:
         """A prompt of `tokens` tokens starts."""
         state, attention = self._state, self._attention[plan.window]
-        bind_weights(self._qkv, self._weights.layer(plan.index))
+        for graph in (self._qkv, attention):  # attention: its sinks, where there are any
+            bind_weights(graph, self._weights.layer(plan.index))
         for name, buffer in (("past_key", state.keys), ("past_value", state.values)):
             attention.bind(name, buffer, rows=tokens)
             attention.bind(name.replace("past", "present"), buffer, rows=tokens)

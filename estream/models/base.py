@@ -41,7 +41,7 @@ class Attention:
 
     `clip` clamps q, k and v to ±clip after the projection and, where there is one, the q/k norm; before RoPE.
     `rotary_dim`: the first components of a head that turn; None: all. `value_dim`: of a head of v; None: as of q and k.
-    `scale`: of the scores; None: head_dim ** -0.5.
+    `scale`: of the scores; None: head_dim ** -0.5. `sinks`: each head has one more score, of a key without a value.
     """
 
     heads: int
@@ -56,6 +56,7 @@ class Attention:
     value_dim: int | None = None
     scale: float | None = None
     latent: Latent | None = None
+    sinks: bool = False
 
     @property
     def q_width(self) -> int:
@@ -99,6 +100,15 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Clamped:
+    """gpt-oss's SwiGLU: (up + 1) · gate · sigmoid(alpha · gate), gate at most `limit`, up within ±limit, and biases of
+    all three projections."""
+
+    limit: float
+    alpha: float
+
+
+@dataclass(frozen=True)
 class LayerPlan:
     """What one layer does. `window` w: a query sees itself and the w − 1 keys before it; None: all keys before it.
     `mixer` conv: a gated short convolution along the tokens in the place of attention."""
@@ -118,6 +128,7 @@ class Architecture:
     `norm`: of the residual stream; a layer norm subtracts the mean and has a bias. `head_bias`: of the output logits.
     `expert_bias`: layers have a bias per expert that takes part in the choice alone (`Family.route`). `conv_kernel`:
     taps of the convolution layers, 0 where there are none; `conv_bias`: their projections and the taps have biases.
+    `clamped`: the form of the experts; None: plain SwiGLU.
     """
 
     family: str
@@ -136,6 +147,7 @@ class Architecture:
     norm: Literal["rms", "layer"] = "rms"
     head_bias: bool = False
     expert_bias: bool = False
+    clamped: Clamped | None = None
     conv_kernel: int = 0
     conv_bias: bool = False
 
@@ -183,6 +195,7 @@ class ExpertSources:
     gate: Source
     up: Source
     down: Source
+    biases: tuple[Source, Source, Source] | None = None  # of gate, up and down
 
 
 @dataclass(frozen=True)

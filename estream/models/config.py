@@ -51,7 +51,7 @@ def read_config(
     method = raw.get("quantization_config")
     if isinstance(method, Mapping):
         method = method.get("quant_method", method)
-    if method not in (None, "fp8"):  # what the scales of FP8 belong to, the checkpoint knows
+    if method not in (None, "fp8", "mxfp4"):  # what the scales belong to, the checkpoint knows
         raise UnsupportedModelError(
             "config.json: quantization_config: the weights are already quantised",
             had=brief(method),

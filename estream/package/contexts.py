@@ -151,6 +151,7 @@ def shapes_of(package: Package) -> dict[str, Any]:
         "head_groups": asdict(head_groups(arch.attention)),
         # Left out elsewhere: what was compiled for models without convolutions stays valid.
         **({"conv": {"kernel": arch.conv_kernel, "bias": arch.conv_bias}} if arch.conv_kernel else {}),
+        **({"clamped": asdict(arch.clamped)} if arch.clamped is not None else {}),
         "router_width": max(arch.router_width, 1),
         "panel_width": panel.width,
         "chunks": panel.chunks,

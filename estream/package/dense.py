@@ -131,6 +131,8 @@ def _attention(arch: Architecture, at: str, dense: str) -> Iterator[Spec]:
         whole = attention.qk_norm == "projection"
         yield f"{at}.q_norm", "F32", (attention.q_width if whole else attention.head_dim,), 0
         yield f"{at}.k_norm", "F32", (attention.k_width if whole else attention.head_dim,), 0
+    if attention.sinks:
+        yield f"{at}.sinks", "F32", (attention.heads,), 0
     for name in ("q_a", "kv_a"):
         if name in matrices:
             yield f"{at}.{name}_norm", "F32", (matrices[name][1],), 0

@@ -67,6 +67,9 @@ class PanelLayout:
     channel, so that mid_scale, up's times down's, acts on the intermediate and y needs nothing after the last product:
         y = quantised((silu(x·gate · gate_scale) · (x·up) · mid_scale) · router_gate) · down
 
+    biased (`Clamped`): up_scale and down_scale in the place of mid_scale, because up is clamped before it meets down,
+    and gate_bias, up_bias [Ip], down_bias [H], float16 (f32: float32). A record has its down_bias in its first panel.
+
     int8: byte = integer + 128, 1 … 255, which is what the NPU multiplies at full speed. A target that takes two's
     complement flips the top bits of the first `matrix_bytes` in memory.
 
@@ -80,6 +83,7 @@ class PanelLayout:
     hidden: int
     width: int
     scheme: str
+    biased: bool = False
 
     @property
     def chunks(self) -> int:
@@ -106,7 +110,12 @@ class PanelLayout:
             for key in chunk_names(name, self.chunks)
         ]
         if self.scheme in INTEGER_SCHEMES:
-            wanted += [("gate_scale", "F16", (self.width,)), ("mid_scale", "F16", (self.width,))]
+            scales = ("gate_scale", "up_scale", "down_scale") if self.biased else ("gate_scale", "mid_scale")
+            wanted += [(name, "F16", (self.width,)) for name in scales]
+        if self.biased:
+            dtype = "F32" if self.scheme == "f32" else "F16"
+            sizes = {"gate_bias": self.width, "up_bias": self.width, "down_bias": self.hidden}
+            wanted += [(name, dtype, (size,)) for name, size in sizes.items()]
         if self.scheme == "int4":
             wanted += [
                 (key, "U8", (k // INT4_GROUP, n // self.chunks))

@@ -68,7 +68,8 @@ class Manifest:
 
     @property
     def panel(self) -> PanelLayout:
-        return PanelLayout(self.family.architecture().hidden, self.width, self.experts)
+        arch = self.family.architecture()
+        return PanelLayout(arch.hidden, self.width, self.experts, arch.clamped is not None)
 
     @property
     def pool(self) -> PoolLayout:

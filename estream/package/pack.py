@@ -174,10 +174,14 @@ class CheckpointWeights:
             check_finite(down, sources.down.name)
             split = find_split(down, spare)
             down, channels = split.apply(down), np.concatenate([channels, split.channels])
+        biases = None if sources.biases is None else [self._checkpoint.read(source) for source in sources.biases]
         for start in range(0, panels * layout.width, layout.width):
             chosen = channels[start : start + layout.width]
             gate, up = self._chosen(sources.gate, chosen), self._chosen(sources.up, chosen)
-            yield panel_bytes(layout, gate, up, down[start : start + layout.width], names)
+            own = None
+            if biases is not None:  # down's is added once, by the first panel
+                own = biases[0][chosen], biases[1][chosen], biases[2][: 0 if start else None]
+            yield panel_bytes(layout, gate, up, down[start : start + layout.width], names, own)
 
     def _chosen(self, source: Source, channels: np.ndarray) -> np.ndarray:
         """These columns of what `source` gives, float32 [H, n]: runs of neighbours are read together."""

@@ -158,10 +158,12 @@ def panel_bytes(
     up: np.ndarray,
     down: np.ndarray,
     names: tuple[str, str, str],
+    biases: Biases | None = None,
 ) -> np.ndarray:
     """One packed panel, U8 [panel_bytes], from float32 gate and up [H, n] and down [n, H] with n <= Ip.
 
-    Missing channels are zeros: they add nothing to y. `names` are the checkpoint tensors, for messages.
+    Missing channels are zeros: they add nothing to y. `names` are the checkpoint tensors, for messages. `biases`, of a
+    biased layout: gate's and up's float32 [n], down's [H].
 
     Raises:
         CheckpointError: a weight that is not finite or does not fit the scheme.
@@ -172,7 +174,7 @@ def panel_bytes(
         down = np.pad(down, ((0, missing), (0, 0)))
     matrices = dict(zip(("gate", "up", "down"), (gate, up, down), strict=True))
     if layout.scheme in INTEGER_SCHEMES:
-        values = _integer_parts(layout.scheme, matrices, names)
+        values = _integer_parts(layout, matrices, names)
     else:
         dtype = layout.parts[0].dtype
         values = {
@@ -180,6 +182,10 @@ def panel_bytes(
         }
     panel = np.zeros(layout.panel_bytes, dtype=np.uint8)
     views = part_views(layout, panel)
+    if biases is not None:
+        dtype = "F32" if layout.scheme == "f32" else "F16"
+        for name, bias, tensor in zip(("gate_bias", "up_bias", "down_bias"), biases, names, strict=True):
+            views[name][: len(bias)] = to_float(bias, dtype, f"{tensor} (its bias)")
     for name, value in values.items():
         if name.endswith("_scale"):
             views[name][...] = value
@@ -190,22 +196,27 @@ def panel_bytes(
 
 
 Names = tuple[str, str, str]  # of the checkpoint tensors of gate, up and down
+Biases = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _integer_parts(scheme: str, matrices: dict[str, np.ndarray], names: Names) -> dict[str, np.ndarray]:
+def _integer_parts(layout: PanelLayout, matrices: dict[str, np.ndarray], names: Names) -> dict[str, np.ndarray]:
     """Parts of a panel before they are cut into column chunks."""
     gate = channel_magnitudes(matrices["gate"], 0, names[0])
     up = channel_magnitudes(matrices["up"], 0, names[1])
     down = channel_magnitudes(matrices["down"], 1, names[2])
-    if scheme == "int4":
+    if layout.scheme == "int4":
         down = min((down, _evened(down, matrices["down"])), key=lambda one: _int4_error(matrices["down"], one))
-    mid = _mid_scale(up, down, names)
-    # What the stored product makes of down's magnitudes, so that rounding it costs nothing either.
-    magnitudes = {"gate": gate, "up": up, "down": mid.astype(np.float32) / up}
-    values: dict[str, np.ndarray] = {"gate_scale": gate, "mid_scale": mid}
+    magnitudes = {"gate": gate, "up": up, "down": down}
+    values: dict[str, np.ndarray] = {"gate_scale": gate}
+    if layout.biased:
+        values |= {"up_scale": up, "down_scale": down}
+    else:
+        values["mid_scale"] = mid = _mid_scale(up, down, names)
+        # What the stored product makes of down's magnitudes, so that rounding it costs nothing either.
+        magnitudes["down"] = mid.astype(np.float32) / up
     for name, matrix in matrices.items():
         axis = 1 if name == "down" else 0
-        if scheme == "int8":
+        if layout.scheme == "int8":
             values[name] = to_int8(matrix, axis, magnitudes[name])
         else:
             values[name], values[f"{name}_multiplier"] = to_int4(matrix, axis, magnitudes[name])

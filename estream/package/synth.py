@@ -162,6 +162,14 @@ class RandomWeights:
                 view[:] = inner / (deviation * STEP)
             elif part.name == "mid_scale":
                 view[:] = inner * outer / (deviation * STEP) ** 2
+            elif part.name in ("up_scale", "down_scale"):
+                view[:] = (inner if part.name == "up_scale" else outer) / (deviation * STEP)
+            elif part.name.endswith("_bias"):
+                view[:] = 0
+                if part.name != "down_bias":
+                    view[:channels] = _floats(draw, (channels,), _NORM_SPREAD, view.dtype)
+                elif panel == 0:
+                    view[:] = _floats(draw, view.shape, _NORM_SPREAD * self._branch, view.dtype)
             else:
                 down = part.name.startswith("down")
                 own = channels if down else min(max(channels - _first_column(part), 0), part.shape[1])

@@ -100,7 +100,7 @@ class Packing:
         arch = self.architecture
         intermediate = arch.expert_intermediate or arch.dense_intermediate
         width = default_panel_width(arch.hidden, intermediate, experts) if panel is None else panel
-        self.panel = PanelLayout(arch.hidden, width, experts)
+        self.panel = PanelLayout(arch.hidden, width, experts, arch.clamped is not None)
         check_panel(self.panel, arch, UsageError, "--panel")
         panels = self.panel.panels(arch.expert_intermediate)
         record = panels * self.panel.panel_bytes

@@ -80,7 +80,9 @@ def build_graphs(
     if arch.conv_kernel:
         models.append(build_conv(arch, dense, plan.rows))
     for slots, rows in plan.ladder:
-        models.append(build_expert(ExpertGraph(arch.hidden, plan.width, experts, slots, rows, plan.chunks)))
+        models.append(
+            build_expert(ExpertGraph(arch.hidden, plan.width, experts, slots, rows, plan.chunks, clamped=arch.clamped))
+        )
     if len(models) > MAX_CONTEXTS:
         raise ValueError(f"{len(models)} graphs; a phone holds {MAX_CONTEXTS} contexts at a time")
     return {model.graph.name: model for model in models}

@@ -13,7 +13,8 @@ from qnn_graphs.htp.weights import column_vectors
 
 
 def build_conv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
-    """normed float16 [T, H], weights, past.{g} [L - 1, W] → attn.{g} (`HeadGroups.attn_shape`), past_out.{g}; W: of a head group.
+    """normed float16 [T, H], weights, past.{g} [L - 1, W] → attn.{g} (`HeadGroups.attn_shape`), past_out.{g}; W: of a
+    head group.
 
     The arithmetic is `qnn_graphs.conv`'s. Weights conv_b, conv_c, conv_x as q in column chunks; taps conv.{n} [1, W],
     the pieces of conv [L, H] row by row: n = tap · groups + g. A group's columns are convolved by themselves, so that

@@ -62,7 +62,7 @@ def _draw(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array
     rows = shape[0]
     if word in ("low", "high"):
         return draw.integers(1, 19, shape)
-    if ".scale" in name or word in ("gate_scale", "mid_scale"):
+    if ".scale" in name or word in ("gate_scale", "mid_scale", "up_scale", "down_scale"):
         return draw.uniform(0.5, 1.0, shape) * shape[-1] ** -0.5 * _MAGNITUDE
     if word in ("norm", "q_norm", "k_norm", "gates") and not name.endswith(".bias"):
         return draw.uniform(0.5, 1.5, shape)
@@ -130,6 +130,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
     "MatMul": lambda _, x, y: x @ y,
     "Max": lambda _, x, y: np.maximum(x, y),
+    "Min": lambda _, x, y: np.minimum(x, y),
     "Mul": lambda _, x, y: x * y,
     "QuantizeLinear": _quantise,
     "LayerNormalization": _layer_norm,

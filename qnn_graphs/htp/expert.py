@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from estream.models.base import Clamped
 from estream.package.chunks import chunk_names
 from qnn_graphs.builder import Builder
-from qnn_graphs.htp.quantised import PRODUCT, TILE, integer_product, join_columns, quantise_rows
+from qnn_graphs.htp.quantised import PRODUCT, TILE, half, integer_product, join_columns, quantise_rows
 from qnn_graphs.htp.weights import GROUP, column_vectors, weight_operand
 
 
@@ -30,10 +31,13 @@ class ExpertGraph:
     chunks: int = 1
     tile: str = "f16"  # tile format: f16, or u16 with row magnitudes (int8 and int4 on the integer matrix path)
     signed: bool = False  # int8 only: weights are I8, not U8
+    clamped: Clamped | None = None  # f16 tiles only
 
     def __post_init__(self) -> None:
         if self.tile not in ("f16", "u16") or (self.tile == "u16" and self.scheme == "f16"):
             raise ValueError(f"no {self.tile} tiles for {self.scheme} weights")
+        if self.tile == "u16" and self.clamped is not None:
+            raise ValueError("no u16 tiles for clamped experts")
         for name, size in (("hidden", self.hidden), ("width", self.width)):
             if size % self.chunks:
                 raise ValueError(f"{name} {size} does not divide into {self.chunks} column chunks")
@@ -73,7 +77,11 @@ def build_expert(spec: ExpertGraph) -> onnx.ModelProto:
     """
     b = Builder(spec.name)
     for slot in range(spec.slots):
-        _float_slot(b, spec, f"slot{slot}.") if spec.tile == "f16" else _integer_slot(b, spec, f"slot{slot}.")
+        prefix = f"slot{slot}."
+        if spec.clamped is not None:
+            _clamped_slot(b, spec, prefix, spec.clamped)
+        else:
+            (_float_slot if spec.tile == "f16" else _integer_slot)(b, spec, prefix)
     return b.model()
 
 
@@ -114,6 +122,40 @@ def _float_slot(b: Builder, spec: ExpertGraph, prefix: str) -> None:
     rows = middle[0] if len(middle) == 1 else b.node("Concat", *middle, axis=1)
     for name, down in zip(chunk_names("y", spec.chunks), _matrices(b, spec, prefix, "down"), strict=True):
         b.node("MatMul", rows, down, out=_declare_y(b, spec, prefix + name, np.float16))
+
+
+def _clamped_slot(b: Builder, spec: ExpertGraph, prefix: str, form: Clamped) -> None:
+    """`Clamped`, biases and scales where they arise. A gate multiplies the intermediate, and down's bias."""
+    x = b.input(f"{prefix}x", (spec.rows, spec.hidden), np.float16)
+    gates = b.input(f"{prefix}gates", (spec.rows, 1), np.float16)
+
+    def vectors(name: str, size: int) -> list[str]:
+        return column_vectors(b, prefix + name, size, spec.chunks)
+
+    def biased(part: str) -> list[str]:
+        results = [b.node("MatMul", x, matrix) for matrix in _matrices(b, spec, prefix, part)]
+        if spec.scheme != "f16":
+            scales = vectors(f"{part}_scale", spec.width)
+            results = [b.node("Mul", result, scale) for result, scale in zip(results, scales, strict=True)]
+        biases = vectors(f"{part}_bias", spec.width)
+        return [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
+
+    middle = []
+    for g, u in zip(biased("gate"), biased("up"), strict=True):
+        g = b.node("Min", g, half(b, form.limit))
+        u = b.node("Add", b.node("Clip", u, half(b, -form.limit), half(b, form.limit)), half(b, 1.0))
+        gated = b.node("Mul", g, b.node("Sigmoid", b.node("Mul", g, half(b, form.alpha))))
+        middle.append(b.node("Mul", b.node("Mul", gated, u), gates))
+    if spec.scheme != "f16":
+        scales = vectors("down_scale", spec.width)
+        middle = [b.node("Mul", one, scale) for one, scale in zip(middle, scales, strict=True)]
+    rows = middle[0] if len(middle) == 1 else b.node("Concat", *middle, axis=1)
+    names = chunk_names("y", spec.chunks)
+    for name, down, bias in zip(
+        names, _matrices(b, spec, prefix, "down"), vectors("down_bias", spec.hidden), strict=True
+    ):
+        added = b.node("Mul", gates, bias)
+        b.node("Add", b.node("MatMul", rows, down), added, out=_declare_y(b, spec, prefix + name, np.float16))
 
 
 def _scales(b: Builder, spec: ExpertGraph, prefix: str) -> tuple[list[str], list[str]]:

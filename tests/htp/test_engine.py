@@ -51,11 +51,11 @@ def test_logits_and_choices_are_those_of_transformers(made: Made) -> None:
             ids = prompt(length, seed=length)
             reference = tiny.router_logits(ids)
             biases = tiny.expert_biases()
-            imposed = Choices(arch.moe_layers, reference, arch.top_k, impose=True, biases=biases)
+            imposed = Choices(engine.package.family, reference, impose=True, biases=biases)
             result, expected = engine.prefill(ids, logits="all", observe=imposed), tiny.logits(ids)
             assert result.logits is not None
             error = float(np.linalg.norm(result.logits - expected) / np.linalg.norm(expected))
-            own = Choices(arch.moe_layers, reference, arch.top_k, impose=False, biases=biases)
+            own = Choices(engine.package.family, reference, impose=False, biases=biases)
             engine.prefill(ids, logits=None, observe=own)
             print(f"{arch.family}, {length} tokens: error {error:.5f}; {own.agreed} of {own.all} own choices agree")
             assert error <= 1e-2

@@ -7,28 +7,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from estream.layers.observe import Rows
-from estream.models.choose import sigmoid
+from estream.models.base import Family
 
 
 class Choices:
     """An observer. `agreed` of `all` (token, layer, expert) choices are the reference's too, whatever their order.
 
-    reference: router logits [N, E] per MoE layer. biases: per MoE layer, what is added to sigmoid scores [E]; without,
-    the logits themselves choose. impose: experts and gates follow from the reference's logits instead.
+    reference: router logits [N, E] per MoE layer, without biases. biases: per MoE layer, what `Family.route` takes
+    beside them. impose: experts and gates follow from the reference's logits instead.
     """
 
     def __init__(
-        self,
-        layers: tuple[int, ...],
-        reference: list[np.ndarray],
-        top_k: int,
-        *,
-        impose: bool,
-        biases: Sequence[np.ndarray] = (),
+        self, family: Family, reference: list[np.ndarray], *, impose: bool, biases: Sequence[np.ndarray] = ()
     ) -> None:
+        layers = family.architecture().moe_layers
+        self._family, self._impose = family, impose
         self._reference = dict(zip(layers, reference, strict=True))
         self._biases = dict(zip(layers, biases, strict=True)) if biases else {}
-        self._top_k, self._impose = top_k, impose
         self.agreed = self.all = 0
 
     def __call__(
@@ -36,18 +31,12 @@ class Choices:
     ) -> None:
         if graph != "o_router":
             return
-        expected = self._reference[layer]
-        logits = arrays["logits"][:, : expected.shape[1]]
-        own, wanted = (
-            np.sort(np.argsort(-self._scores(layer, part), axis=1)[:, : self._top_k], axis=1)
-            for part in (logits, expected)
-        )
+        logits, expected = arrays["logits"], np.array(arrays["logits"])
+        expected[:, : self._reference[layer].shape[1]] = self._reference[layer]  # a shared expert's gate stays
+        bias = self._biases.get(layer)
+        own, wanted = (self._family.route(part, bias).experts for part in (np.array(logits), expected))
         same = (own[:, :, None] == wanted[:, None, :]).any(axis=2)
         self.agreed += int(same.sum())
         self.all += same.size
         if self._impose:
             logits[...] = expected
-
-    def _scores(self, layer: int, logits: np.ndarray) -> np.ndarray:
-        """What the experts are chosen by."""
-        return sigmoid(logits) + self._biases[layer] if layer in self._biases else logits

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from estream.checkpoint import Checkpoint
-from estream.models.base import Attention, ExpertSources, Family, LayerPlan
+from estream.models.base import Attention, Clamped, ExpertSources, Family, LayerPlan
 from estream.models.rope import rope_tables
 
 
@@ -39,7 +39,7 @@ def prefill(checkpoint: Checkpoint, family: Family, ids: list[int]) -> np.ndarra
         total = np.zeros_like(hidden)
         for expert in range(architecture.experts):
             rows, slots = np.nonzero(choice.experts == expert)
-            y = _swiglu(checkpoint, family.expert_sources(plan.index, expert), normed[rows])
+            y = _swiglu(checkpoint, family.expert_sources(plan.index, expert), normed[rows], architecture.clamped)
             total[rows] += y * choice.gates[rows, slots, None]
         shared = family.shared_sources(plan.index)
         if shared is not None:
@@ -53,8 +53,12 @@ def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def _swiglu(checkpoint: Checkpoint, sources: ExpertSources, x: np.ndarray) -> np.ndarray:
+def _swiglu(checkpoint: Checkpoint, sources: ExpertSources, x: np.ndarray, form: Clamped | None = None) -> np.ndarray:
     gate, up, down = (checkpoint.read(s).astype(np.float64) for s in (sources.gate, sources.up, sources.down))
+    if form is not None and sources.biases is not None:
+        of_gate, of_up, of_down = (checkpoint.read(source).astype(np.float64) for source in sources.biases)
+        g, u = np.minimum(x @ gate + of_gate, form.limit), np.clip(x @ up + of_up, -form.limit, form.limit)
+        return ((u + 1) * g / (1 + np.exp(-form.alpha * g))) @ down + of_down
     g = x @ gate
     return (g / (1 + np.exp(-g)) * (x @ up)) @ down
 
@@ -83,7 +87,7 @@ def _attention(family: Family, plan: LayerPlan, x: np.ndarray, w: dict[str, np.n
     cos, sin = rope_tables(a.rope, a.head_dim, np.arange(n))
     q, k = (_rotate(value, cos, sin) for value in (q, k))
     k, v = (np.repeat(value, a.heads // a.kv_heads, axis=0) for value in (k, v))
-    return _core(a, plan, q, k, v) @ w["o"] + w.get("o.bias", 0.0)
+    return _core(a, plan, q, k, v, w.get("sinks")) @ w["o"] + w.get("o.bias", 0.0)
 
 
 def _latent_attention(a: Attention, plan: LayerPlan, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
@@ -104,14 +108,19 @@ def _latent_attention(a: Attention, plan: LayerPlan, x: np.ndarray, w: dict[str,
     return _core(a, plan, q, k, v) @ w["o"] + w.get("o.bias", 0.0)
 
 
-def _core(a: Attention, plan: LayerPlan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+def _core(
+    a: Attention, plan: LayerPlan, q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None = None
+) -> np.ndarray:
     """q, k, v [heads, N, D] → [N, heads · D of v]."""
     n = q.shape[1]
     distance = np.arange(n)[:, None] - np.arange(n)[None, :]
     seen = (distance >= 0) & (distance < (plan.window or n))
     scores = np.where(seen, q @ k.swapaxes(1, 2) * a.score_scale, -np.inf)
-    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
+    peak, extra = scores.max(axis=-1, keepdims=True), np.zeros((len(q), 1, 1))
+    if sinks is not None:
+        extra = np.exp(sinks[:, None, None] - peak)
+    scores = np.exp(scores - peak)
+    mixed = (scores / (scores.sum(axis=-1, keepdims=True) + extra)) @ v
     return mixed.swapaxes(0, 1).reshape(n, -1)
 
 

@@ -29,14 +29,26 @@ class TinyCheckpoint:
             return self.model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
     def router_logits(self, ids: list[int]) -> list[np.ndarray]:
-        """Router logits of one prompt per MoE layer, float32 [len(ids), experts], without a shared expert's gate."""
+        """Router logits of one prompt per MoE layer, float32 [len(ids), experts], without biases and without a shared
+        expert's gate."""
         with torch.no_grad():
             outputs = self.model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
-        return [logits.numpy() for logits in outputs.router_logits]
+        added = self.expert_biases() if any(_is_part_of_logits(name) for name, _ in self._biases()) else []
+        logits = [logits.numpy() for logits in outputs.router_logits]
+        return [one - bias for one, bias in zip(logits, added, strict=True)] if added else logits
 
     def expert_biases(self) -> list[np.ndarray]:
-        """What each MoE layer adds to the scores that choose experts, float32 [experts]; empty without biases."""
-        return [buffer.numpy() for name, buffer in self.model.named_buffers() if name.endswith("expert_bias")]
+        """What `Family.route` of each MoE layer takes as bias, float32 [experts]; empty without biases."""
+        return [bias.detach().numpy() for _, bias in self._biases()]
+
+    def _biases(self) -> list[tuple[str, torch.Tensor]]:
+        found = (*self.model.named_buffers(), *self.model.named_parameters())
+        return [(name, bias) for name, bias in found if name.endswith("expert_bias") or _is_part_of_logits(name)]
+
+
+def _is_part_of_logits(name: str) -> bool:
+    """gpt-oss's router adds its bias to the logits; LFM2-MoE's is for the choice alone."""
+    return name.endswith("router.bias")
 
 
 def prompt(length: int, vocab: int = 96, seed: int = 0) -> list[int]:

@@ -48,7 +48,7 @@ def test_json_is_not_escaped_for_html(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"chat_template": None}, {"chat_template": [{"name": "x", "template": "y"}]}])
 def test_none_is_a_usage_error(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="has no chat template.*without --chat"):
+    with pytest.raises(UsageError, match=r"has no chat template.*without --chat"):
         ChatTemplate.open(write(tmp_path, **config))
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(UsageError, match="has no chat template"):

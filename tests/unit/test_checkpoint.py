@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from estream.checkpoint import Checkpoint
+from estream.checkpoint import Checkpoint, reading
 from estream.checkpoint import checkpoint as module
 from estream.checkpoint.dtypes import widen
 from estream.errors import CheckpointError, ClosedError, UnsupportedModelError
@@ -179,7 +179,7 @@ def test_blocks_and_tiles_give_the_same_bytes(
     reader: Checkpoint, monkeypatch: pytest.MonkeyPatch, transpose: bool
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK_BYTES", 24)  # two rows of m at a time
-    monkeypatch.setattr(module, "_TILE", 2)
+    monkeypatch.setattr(reading, "_TILE", 2)
     expected = ramp(5, 3).T if transpose else ramp(5, 3)
     assert np.array_equal(reader.read(Source("m", (5, 3), transpose=transpose)), expected)
 
@@ -421,7 +421,7 @@ def test_check_accepts_stored_rotary_frequencies_and_a_tied_head(folder: Path) -
 def test_family_of_the_config(folder: Path) -> None:
     _single(folder)
     for model_type, error, message in (
-        ("llama", UnsupportedModelError, "unknown model_type .asked 'llama', had deepseek_v2, granitemoe, mixtral"),
+        ("llama", UnsupportedModelError, "unknown model_type .asked 'llama', had deepseek_v2, "),
         (None, CheckpointError, "has no model_type"),
     ):
         (folder / "config.json").write_text(json.dumps(TINY | {"model_type": model_type}))

@@ -91,7 +91,8 @@ def test_both_ways_of_writing_rope(rope: dict[str, Any], theta: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "message"), [(name, *case) for name, cases in found().items() for case in cases.unsupported]
+    ("model_type", "changes", "message"),
+    [(name, *case) for name, cases in found().items() for case in cases.unsupported],
 )
 def test_unsupported_configs(model_type: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):

@@ -160,6 +160,10 @@ SHAPES = {
     "qwen1.5-moe-a2.7b": (24, 2048, 1408, 60, 4, 16, 16, 151936, 1e6, 5632),
     "mixtral-8x7b": (32, 4096, 14336, 8, 2, 32, 8, 32000, 1e6, 0),
     "lfm2.5-8b-a1b": (22, 2048, 1792, 32, 4, 32, 8, 65536, 1e6, 0),
+    "qwen3-30b-a3b": (48, 2048, 768, 128, 8, 32, 4, 151936, 1e6, 0),
+    "deepseek-v2-lite": (26, 2048, 1408, 64, 6, 16, 16, 102400, 1e4, 2816),
+    "phi-3.5-moe": (32, 4096, 6400, 16, 2, 32, 8, 32064, 1e4, 0),
+    "gpt-oss-20b": (24, 2880, 2880, 32, 4, 64, 8, 201088, 1.5e5, 0),
 }
 
 
@@ -180,10 +184,13 @@ def test_presets_have_the_public_shapes(name: str) -> None:
         attention.rope.theta,
         arch.shared_intermediate,
     )
-    assert attention.head_dim == (64 if name.startswith("lfm2") else 128)
-    assert all(plan.window is None for plan in arch.layers)
-    assert attention.qk_norm == {"olmoe-1b-7b": "projection", "lfm2.5-8b-a1b": "head"}.get(name, "none")
-    assert attention.qkv_bias == arch.shared_gate == name.startswith("qwen")
+    heads = {"lfm2.5-8b-a1b": 64, "gpt-oss-20b": 64, "deepseek-v2-lite": 192}
+    assert attention.head_dim == heads.get(name, 128)
+    assert {plan.window for plan in arch.layers} == ({128, None} if name == "gpt-oss-20b" else {None})
+    norms = {"olmoe-1b-7b": "projection", "lfm2.5-8b-a1b": "head", "qwen3-30b-a3b": "head"}
+    assert attention.qk_norm == norms.get(name, "none")
+    assert arch.shared_gate == (name == "qwen1.5-moe-a2.7b")
+    assert attention.qkv_bias == (name in ("qwen1.5-moe-a2.7b", "phi-3.5-moe", "gpt-oss-20b"))
 
 
 def test_size_of_olmoe_is_known_beforehand() -> None:

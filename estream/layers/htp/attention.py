@@ -46,6 +46,12 @@ class HtpAttention:
         core = graphs.attention
         self._start = {name: Tensor(self._scratch(name, "start"), core.inputs[name]) for name in _STATE}
         self._start["max"].array[...] = MASKED
+        # A sink is a first key without a value: its score is where the running maximum starts, and the sum is 1.
+        self._sinks: list[Tensor] = []
+        if arch.attention.sinks:
+            self._start["sum"].array[...] = 1
+            names = [f"sinks {group}" for group in range(self._groups.groups)]
+            self._sinks = [Tensor(self._scratch("max", name), core.inputs["max"]) for name in names]
         self._between = [{name: self._scratch(name, f"pass {turn}") for name in _STATE} for turn in (0, 1)]
 
     def settle(self) -> None:
@@ -66,6 +72,7 @@ class HtpAttention:
         mixer, o = self._matrices[plan.index]
         mixer.bind()
         o.bind()
+        self._set_sinks(plan)
         for prompt, (cos, sin) in zip(prompts, tables, strict=True):
             self._run_prompt(plan, prompt, cos, sin, observe)
         if plan.ffn == "moe":
@@ -114,6 +121,16 @@ class HtpAttention:
             observe(plan.index, "qkv", piece, self._seen_qkv(block, rows))
         self._attend(plan.window, block)
 
+    def _set_sinks(self, plan: LayerPlan) -> None:
+        """The layer's sinks, to every row of their heads."""
+        if not self._sinks:
+            return
+        heads = self._groups.heads
+        own = self._weights.vectors(f"layers.{plan.index}")["sinks"].array(np.float32, (heads * len(self._sinks),))
+        for group, tensor in enumerate(self._sinks):
+            folded = own[group * heads : (group + 1) * heads].reshape(self._groups.kv_heads, -1)
+            tensor.array[...] = np.repeat(folded, self._rows, axis=1)[..., None]
+
     def _attend(self, window: int | None, block: int) -> None:
         """All head groups of a query block over the key blocks that it sees, in ascending order, `steps` per call."""
         core, steps, first = self._graphs.attention, self._graphs.steps, self._masks.first(window, block)
@@ -122,6 +139,8 @@ class HtpAttention:
             core.bind("q", q.buffer)
             shared = group // self._groups.sharing
             state = {name: tensor.buffer for name, tensor in self._start.items()}
+            if self._sinks:
+                state["max"] = self._sinks[group].buffer
             for turn, call in enumerate(calls):
                 for step in range(steps):
                     key = min(call + step, block)  # beyond the diagonal: any keys, all masked
