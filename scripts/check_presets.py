@@ -70,10 +70,8 @@ def main() -> None:
             continue
         stats = report["stats"]
         what = f"{name}, {layers or len(arch.layers)} layers, {args.experts}, {format_bytes(made.total_bytes)}"
-        print(
-            f"{what}: {args.tokens} tokens in {stats['ttft_s']:.2f} s, peak {format_bytes(peak)} of {args.memory}{'' if ok else ': NOT WITHIN IT'}",
-            flush=True,
-        )
+        spent = f"{args.tokens} tokens in {stats['ttft_s']:.2f} s, peak {format_bytes(peak)} of {args.memory}"
+        print(f"{what}: {spent}{'' if ok else ': NOT WITHIN IT'}", flush=True)
     sys.exit(1 if wrong else 0)
 
 
