@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.families import FamilyCases
+from tests.support.families import LOGITS, FamilyCases, close
 
 CASES = FamilyCases(
     name="granitemoe",
@@ -95,3 +95,9 @@ def test_multipliers_are_factors_of_weights() -> None:
     up = model.expert_sources(1, 3).up
     assert up.name == "model.layers.1.block_sparse_moe.input_linear.weight"
     assert (up.shape, up.pick) == ((40, 1024, 1536), (3, slice(512, 1024)))
+
+
+def test_the_softmax_is_over_the_chosen_logits() -> None:
+    choice = CASES.model(num_local_experts=4, num_experts_per_tok=2).route(LOGITS)
+    assert choice.experts.tolist() == [[1, 3]]
+    close(choice.gates, [[2 / 3, 1 / 3]])

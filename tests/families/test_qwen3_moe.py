@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.families import FamilyCases
+from tests.support.families import LOGITS, TINY, FamilyCases, close
 
 CASES = FamilyCases(
     name="qwen3_moe",
@@ -103,3 +103,10 @@ def test_architecture() -> None:
     assert {plan.window for plan in a.layers} == {None}
     slides = CASES.model(use_sliding_window=True, sliding_window=9, num_hidden_layers=2).architecture()
     assert [plan.window for plan in slides.layers] == [9, 9]
+
+
+def test_routes_with_and_without_norm_topk_prob() -> None:
+    for normed, gates in ((True, [[2 / 3, 1 / 3]]), (False, [[0.5, 0.25]])):
+        choice = CASES.model(**TINY, norm_topk_prob=normed).route(LOGITS)
+        assert choice.experts.tolist() == [[1, 3]]
+        close(choice.gates, gates)
