@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from estream.package.chunks import chunk_names, panel_chunks
+from estream.package.chunks import CHUNK_ELEMENTS, chunk_names, panel_chunks
 
 ALIGNMENT = 16384  # of records, panels and dense tensors in their files: any page size, any direct-I/O block
 PART_ALIGNMENT = 128  # of a part inside its panel: what the NPU and its DMA like
@@ -183,6 +183,7 @@ _WIDEST_PANEL = 2048
 _PANEL_ELEMENTS = 1 << 23  # hidden × width
 _INT4_ELEMENTS = 1 << 22  # beyond, unpacking's run list and the time to compile explode
 _SPLIT_GRANULE = 128  # of panels that are a part of an expert
+_CHUNK_THAT_FITS = 3 * CHUNK_ELEMENTS // 2  # 1.4 was found spill-free, 2 not
 
 
 def panel_granule(scheme: str) -> int:
@@ -208,11 +209,20 @@ def default_panel_width(hidden: int, intermediate: int, scheme: str) -> int:
         return align(intermediate, granule)
     step = _SPLIT_GRANULE if limit >= _SPLIT_GRANULE else granule
     limit = max(step, limit // step * step)
-    panels = -(-intermediate // limit)
-    return align(-(-intermediate // panels), step)
+    fewest = -(-intermediate // limit)
+    widths = [align(-(-intermediate // panels), step) for panels in range(fewest, 2 * fewest + 1)]
+    if scheme == "f32":  # not for the NPU
+        return widths[0]
+    small = (w for w in widths if hidden * w // panel_chunks(hidden, w, scheme) <= _CHUNK_THAT_FITS)
+    return next(small, widths[0])
 
 
 def head_slices(vocab: int, limit: int = 8192) -> tuple[int, int]:
-    """(slices, width) of the head: equal widths, multiples of 32, at most `limit`; the last is padded with zeros."""
+    """(slices, width) of the head: equal widths, multiples of 32, about `limit` at most; the last is padded with zeros.
+
+    A width may be up to a twentieth wider, where that lets it divide into 16 to 64 column chunks of whole NPU tiles.
+    """
     slices = -(-vocab // limit)
-    return slices, align(-(-vocab // slices), 32)
+    least = align(-(-vocab // slices), 32)
+    divisible = (w for w in range(least, least + least // 20 + 1, 32) if any(w // 32 % n == 0 for n in range(16, 65)))
+    return slices, next(divisible, least)

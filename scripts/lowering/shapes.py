@@ -20,5 +20,6 @@ def architectures() -> dict[str, Architecture]:
         "deepseek-v2-lite": _preset("deepseek-v2-lite"),
         "lfm2.5-8b-a1b": _preset("lfm2.5-8b-a1b"),
         "phi-3.5-moe": _preset("phi-3.5-moe"),
+        "gpt-oss-20b": _preset("gpt-oss-20b"),
         "mixtral": _preset("mixtral-8x7b"),
     }

@@ -40,6 +40,7 @@ CASES = FamilyCases(
     smallest={"num_hidden_layers": 1, "num_local_experts": 4},
     prefills=[
         ({}, 33),
+        ({"sliding_window": 4}, 9),
         ({"sliding_window": 7, "head_dim": 10, "vocab_size": 97, "seed": 2, "dtype": "f16"}, 40),
         ({"num_experts_per_tok": 8, "intermediate_size": 21, "num_key_value_heads": 4}, 9),
     ],

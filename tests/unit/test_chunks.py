@@ -12,7 +12,7 @@ from estream.models import family
 from estream.models.base import Architecture, Attention, LayerPlan, Rope
 from estream.package.chunks import CONV_LINEARS, MAX_CHUNKS, chunk_names, head_groups, linear_chunks, panel_chunks
 from estream.package.dense import dense_specs, linear_name
-from estream.package.layout import PanelLayout, default_panel_width
+from estream.package.layout import PanelLayout, default_panel_width, head_slices
 from estream.package.presets import preset_config
 from estream.package.quantise import panel_bytes, part_views
 from estream.runtime.mock import MockTarget
@@ -126,3 +126,12 @@ def test_signs_are_flipped_in_matrices_alone() -> None:
         np.testing.assert_array_equal(after[name], before[name])
     flip_signs(memoryview(flipped)[: layout.matrix_bytes])
     np.testing.assert_array_equal(flipped, packed)
+
+
+def test_default_widths_divide_into_chunks_that_fit() -> None:
+    """Phi-3.5-MoE's experts and vocabulary, whose plain equal splits hardly divide; OLMoE's vocabulary, which does."""
+    assert default_panel_width(4096, 6400, "int8") == 1280  # five panels: four of 1664 would have two chunks each
+    assert default_panel_width(2880, 2880, "int8") == 768
+    assert head_slices(32064) == (4, 8064)
+    assert head_slices(50304) == (7, 7200)
+    assert head_slices(96) == (1, 96)
