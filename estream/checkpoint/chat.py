@@ -1,53 +1,41 @@
 """Chat templates: a user's message in the form that an instruction-tuned model was trained on.
 
-A template is a program from the checkpoint: it runs in jinja2's sandbox and sees nothing but the message and the
-tokenizer's special tokens.
+A template is a program from the checkpoint: it runs in jinja2's sandbox, in a process of its own with little time and
+memory, and sees nothing but the message and the tokenizer's special tokens.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
-from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from estream.errors import EStreamError, UsageError, brief
 
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
+SECONDS = 10.0  # for a message; templates take milliseconds
 _PLAIN = "Give the text without --chat"
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class ChatTemplate:
     """The chat template of a package or a checkpoint."""
 
     def __init__(self, source: str, special: Mapping[str, str], where: str) -> None:
-        """special: bos_token, eos_token, ... as text. where: for messages. Raises UsageError, EStreamError."""
-        self._special, self._where = special, where
-        try:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as problem:
-            raise UsageError(
-                f"chat templates need the jinja2 library, which cannot be imported: {problem}",
-                next_step=f"{_PLAIN}, or pip install jinja2",
-            ) from problem
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as problem:
-            raise EStreamError(f"{where}: is no jinja template: {problem}", next_step=_PLAIN) from problem
+        """special: bos_token, eos_token, ... as text. where: for messages."""
+        self._source, self._special, self._where = source, special, where
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> ChatTemplate:
-        """From chat_template.jinja, or from tokenizer_config.json. Raises UsageError when there is none, EStreamError
-        when it cannot be used."""
+        """From chat_template.jinja, or from tokenizer_config.json. Raises UsageError when there is none, or no jinja2
+        library, EStreamError when it cannot be read."""
+        if find_spec("jinja2") is None:
+            raise UsageError("chat templates need the jinja2 library", next_step=f"{_PLAIN}, or pip install jinja2")
         folder = Path(directory)
         config = _config(folder / CONFIG)
         if (folder / FILE).is_file():
@@ -65,12 +53,23 @@ class ChatTemplate:
 
     def render(self, message: str) -> str:
         """The text that a model continues with its answer: one message of the user, and the start of the assistant's.
-        Raises EStreamError: the template fails or refuses."""
-        messages = [{"role": "user", "content": message}]
+        Raises EStreamError: the template fails, refuses, or does not end."""
+        values = {"messages": [{"role": "user", "content": message}], "add_generation_prompt": True, **self._special}
+        command = [sys.executable, "-m", "estream.checkpoint.chat_child"]
+        asked = json.dumps({"source": self._source, "values": values})
         try:
-            return str(self._template.render(messages=messages, add_generation_prompt=True, **self._special))
-        except Exception as problem:  # templates raise whatever Python does
-            raise EStreamError(f"{self._where}: the chat template failed: {problem}", next_step=_PLAIN) from problem
+            done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=_ROOT, timeout=SECONDS)
+        except subprocess.TimeoutExpired as problem:
+            raise self._failed(f"did not end within {SECONDS:g} s") from problem
+        if done.returncode:
+            raise self._failed("failed: it ran out of memory, or was killed")
+        answer = json.loads(done.stdout)
+        if "error" in answer:
+            raise self._failed(f"failed: {answer['error']}")
+        return str(answer["text"])
+
+    def _failed(self, how: str) -> EStreamError:
+        return EStreamError(f"{self._where}: the chat template {how}", next_step=_PLAIN)
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -88,12 +87,3 @@ def _config(path: Path) -> dict[str, Any]:
 def _text(token: Any) -> str:
     """A special token is written as text, or as an object with its content."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token)
-
-
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    """jinja2's own filter escapes for HTML."""
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)

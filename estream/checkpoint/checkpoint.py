@@ -256,7 +256,7 @@ class Checkpoint:
         if offences:
             raise CheckpointError(
                 f"{self.path}: tensors do not match config.json ({family.name}): {'; '.join(offences)}",
-                next_step="Check that config.json and all shards are of the same unquantised checkpoint",
+                next_step="Check that config.json and all shards are of the same checkpoint",
             )
 
     def _entry(self, name: str) -> tuple[int, Entry]:

@@ -50,6 +50,10 @@ def read_config(
         raise CheckpointError("config.json: model_type", asked=model_type, had=brief(raw["model_type"]))
     method = raw.get("quantization_config")
     if isinstance(method, Mapping):
+        if method.get("fmt") not in (None, "e4m3"):
+            raise UnsupportedModelError(
+                "config.json: quantization_config.fmt", asked="'e4m3'", had=brief(method["fmt"])
+            )
         method = method.get("quant_method", method)
     if method not in (None, "fp8", "mxfp4"):  # what the scales belong to, the checkpoint knows
         raise UnsupportedModelError(

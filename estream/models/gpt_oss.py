@@ -69,12 +69,16 @@ class GptOssConfig:
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
+    def types(self) -> tuple[str, ...]:
+        """Kind of each layer's attention."""
+        if self.layer_types is not None:
+            return self.layer_types
+        return tuple(_FULL if index % 2 else _SLIDING for index in range(self.num_hidden_layers))
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """Of each layer."""
-        types = self.layer_types
-        if types is None:
-            types = tuple(_FULL if index % 2 else _SLIDING for index in range(self.num_hidden_layers))
-        return tuple(self.sliding_window if kind == _SLIDING else None for kind in types)
+        return tuple(self.sliding_window if kind == _SLIDING else None for kind in self.types)
 
     def __post_init__(self) -> None:
         check_decoder(self, experts=self.num_local_experts, positive=("intermediate_size", "num_local_experts"))
@@ -87,8 +91,11 @@ class GptOssConfig:
             if len(self.layer_types) != self.num_hidden_layers:
                 asked = f"{self.num_hidden_layers} layers"
                 raise CheckpointError("config.json: layer_types", asked=asked, had=len(self.layer_types))
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise CheckpointError("config.json: sliding_window", asked="at least 1, or null", had=self.sliding_window)
+        if (self.sliding_window or 0) < 1 and _SLIDING in self.types:
+            had = self.sliding_window if self.sliding_window is not None else "null"
+            raise CheckpointError(
+                "config.json: sliding_window, which layers of layer_types use", asked="at least 1", had=had
+            )
         for name in ("swiglu_limit", "swiglu_alpha"):
             if not getattr(self, name) > 0:
                 raise CheckpointError(f"config.json: {name}", asked="more than 0", had=getattr(self, name))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from estream.errors import UsageError
 from estream.models import family as find_family
 from estream.package.dense import DenseTensor, linear_name, linears
 from estream.package.files import Progress
@@ -51,7 +52,15 @@ def synthesize(
     """
     check_schemes(experts, dense)
     source = {"kind": "synth", "preset": preset, "seed": seed}
-    return _synthesize(preset_config(preset, layers), source, out, experts, dense, seed, force, progress)
+    config = preset_config(preset, layers)
+    if layers is not None:
+        whole = preset_config(preset)
+        architecture = find_family(whole["model_type"]).from_config(whole).architecture()
+        least = architecture.moe_layers[0] + 1
+        if layers < least:
+            had = f"{least} to {len(architecture.layers)}: the first layer with experts is number {least}"
+            raise UsageError(f"--layers of {preset}", asked=layers, had=had)
+    return _synthesize(config, source, out, experts, dense, seed, force, progress)
 
 
 def synthesize_small(out: str | os.PathLike[str]) -> PackResult:

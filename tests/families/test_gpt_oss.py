@@ -95,6 +95,7 @@ CASES = FamilyCases(
     senseless=[
         ({"layer_types": ["full_attention"]}, "layer_types .asked 24 layers, had 1"),
         ({"sliding_window": 0}, "sliding_window"),
+        ({"sliding_window": None}, "sliding_window, which layers of layer_types use .asked at least 1, had null"),
         ({"swiglu_limit": 0.0}, "swiglu_limit"),
         ({"experts_per_token": 3}, "are one field and differ"),
     ],

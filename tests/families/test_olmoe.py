@@ -56,6 +56,7 @@ CASES = FamilyCases(
     ],
     htp={"clip_qkv": 2.0},
     unsupported=[
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fmt .asked 'e4m3', had 'e5m2'"),
         ({"hidden_act": "gelu"}, "hidden_act .asked 'silu', had 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.*had 'awq'.*Pack the original"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.*had 'dynamic' with factor"),

@@ -71,9 +71,24 @@ def test_what_templates_must_not_do(tmp_path: Path, template: str, message: str)
         chat.render("x")
 
 
+def test_what_does_not_end_or_fills_the_memory_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("estream.checkpoint.chat.SECONDS", 1.0)
+    endless = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    with pytest.raises(EStreamError, match="did not end within 1 s"):
+        ChatTemplate.open(write(tmp_path, chat_template=endless)).render("x")
+    monkeypatch.setattr("estream.checkpoint.chat.SECONDS", 10.0)
+    with pytest.raises(EStreamError, match="failed: MemoryError"):
+        ChatTemplate.open(write(tmp_path, chat_template="{{ 'a' * 10 ** 10 }}")).render("x")
+
+
+def test_generation_blocks_are_their_content(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endfor %}!"
+    assert ChatTemplate.open(write(tmp_path, chat_template=template)).render("x") == "x!"
+
+
 def test_damaged_ones_are_named(tmp_path: Path) -> None:
-    with pytest.raises(EStreamError, match="is no jinja template"):
-        ChatTemplate.open(write(tmp_path, chat_template="{% if %}"))
+    with pytest.raises(EStreamError, match="failed: Expected an expression"):
+        ChatTemplate.open(write(tmp_path, chat_template="{% if %}")).render("x")
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(EStreamError, match="is not a JSON object"):
         ChatTemplate.open(tmp_path)
