@@ -188,6 +188,6 @@ def test_defaults() -> None:
     assert [default_dense(scheme) for scheme in ("f32", "f16", "int8", "int4")] == ["f32", "f16", "int8", "int8"]
     assert default_panel_width(2048, 1024, "int4") == 1024
     assert default_panel_width(4096, 14336, "int4") == 1024
-    assert default_panel_width(2880, 2880, "int4") == 1024  # 3 panels, the last of 832 channels
+    assert default_panel_width(2880, 2880, "int4") == 768  # 4 panels, the last of 576 channels
     assert default_panel_width(1 << 20, 300, "int4") == 64
     assert default_panel_width(64, 40, "int4") == 64
