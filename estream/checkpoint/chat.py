@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from estream.errors import EStreamError, UsageError, brief
+from estream.checkpoint.files import read_json
+from estream.errors import EStreamError, UsageError
+from estream.small_file import JSON_BYTES, read_small
 
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 SECONDS = 10.0  # for a message; templates take milliseconds
@@ -37,10 +39,10 @@ class ChatTemplate:
         if find_spec("jinja2") is None:
             raise UsageError("chat templates need the jinja2 library", next_step=f"{_PLAIN}, or pip install jinja2")
         folder = Path(directory)
-        config = _config(folder / CONFIG)
+        config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
         if (folder / FILE).is_file():
             where = folder / FILE
-            source: Any = where.read_text("utf-8")
+            source: Any = _source(where)
         else:
             where, source = folder / CONFIG, config.get("chat_template")
         if isinstance(source, list):  # several by name
@@ -72,16 +74,11 @@ class ChatTemplate:
         return EStreamError(f"{self._where}: the chat template {how}", next_step=_PLAIN)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _source(path: Path) -> str:
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as problem:
+        return read_small(path, JSON_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as problem:
         raise EStreamError(f"{path}: cannot be read: {problem}", next_step=_PLAIN) from problem
-    if not isinstance(found, dict):
-        raise EStreamError(f"{path}: is not a JSON object", had=brief(type(found).__name__), next_step=_PLAIN)
-    return found
 
 
 def _text(token: Any) -> str:

@@ -136,8 +136,7 @@ class Checkpoint:
                 next_step="Use the original f32, f16 or bf16 checkpoint",
             )
         if source.order:
-            whole = self.read(Source(source.name, source.shape))[list(source.order)] * np.float32(source.scale)
-            return np.ascontiguousarray(whole.T if source.transpose else whole)
+            return _finished(self.read(Source(source.name, source.shape))[list(source.order)], source)
         first, shape, rest = window(source)
         if entry.dtype == fp8.DTYPE:
             return self._dequantised(source, first, shape, rest)
@@ -162,8 +161,7 @@ class Checkpoint:
             parts = zip(mxfp4.part_names(source.name), mxfp4.part_shapes(source.shape), strict=True)
             words = [self._bytes(name, shape, expert) for name, shape in parts]
             self._expert = source.name, expert, mxfp4.dequantised(*words)
-        result = self._expert[2][tuple(rest)]
-        return np.ascontiguousarray(result.T if source.transpose else result) * np.float32(source.scale)
+        return _finished(self._expert[2][tuple(rest)], source)
 
     def _bytes(self, name: str, shape: tuple[int, ...], index: int | slice) -> np.ndarray:
         """One of the first axis of a U8 tensor."""
@@ -188,8 +186,7 @@ class Checkpoint:
         result = np.empty(shape, np.float32)
         self._fill(fd, entry, first, result)
         fp8.scaled(result, first // source.shape[1], scales, block)
-        result = result[rest] if rest else result
-        return np.ascontiguousarray(result.T if source.transpose else result) * np.float32(source.scale)
+        return _finished(result[rest] if rest else result, source)
 
     def gather(self, sources: Sources) -> np.ndarray:
         """The sources side by side along the last axis, float32, C-contiguous."""
@@ -278,6 +275,11 @@ class Checkpoint:
             pread(fd, words, position, entry.name)
             position += words.nbytes
             copy_widened(view[start : start + step], words, entry.dtype)
+
+
+def _finished(values: np.ndarray, source: Source) -> np.ndarray:
+    """What `source` picked, transposed and scaled. Never a view of what is kept."""
+    return np.multiply(values.T if source.transpose else values, np.float32(source.scale), order="C")
 
 
 def _expected(family: Family, names: Collection[str]) -> Iterator[Source]:

@@ -15,6 +15,7 @@ _TILE = 256  # transposed in squares that fit the cache, 4 times faster than row
 
 
 def copy_widened(view: np.ndarray, words: np.ndarray, dtype: str) -> None:
+    """`view` float32 = `words`, stored as the safetensors dtype says; `view` may be a transpose."""
     if view.ndim != 2 or view.flags.c_contiguous:
         view[...] = widen(words, dtype)
         return
@@ -25,6 +26,7 @@ def copy_widened(view: np.ndarray, words: np.ndarray, dtype: str) -> None:
 
 
 def pread(fd: int, words: np.ndarray, position: int, name: str) -> None:
+    """Fills `words` from a file's byte `position` on. Raises CheckpointError naming the tensor: truncated, I/O."""
     memory = words.reshape(-1).view(np.uint8).data
     while memory:
         try:

@@ -53,9 +53,17 @@ class AttentionLayers:
 
         Raises NumericError when the layer's input or output is not finite.
         """
-        bind_weights(self._closing[plan.ffn], self._weights.layer(plan.index))
+        weights = self._weights.layer(plan.index)
+        for graph in (*self._mixers(plan), self._closing[plan.ffn]):
+            bind_weights(graph, weights)
         for prompt, (cos, sin) in zip(prompts, tables, strict=True):
             self._run_prompt(plan, prompt, cos, sin, observe)
+
+    def _mixers(self, plan: LayerPlan) -> tuple[Graph, ...]:
+        """The graphs before the closing one; the attention core takes weights, too: sinks."""
+        if plan.mixer == "conv" and self._conv is not None:
+            return (self._conv,)
+        return self._qkv, self._attention[plan.window]
 
     def _run_prompt(
         self, plan: LayerPlan, prompt: slice, cos: np.ndarray, sin: np.ndarray, observe: Observer | None
@@ -83,8 +91,6 @@ class AttentionLayers:
     def _start_attention(self, plan: LayerPlan, tokens: int, cos: np.ndarray, sin: np.ndarray) -> Mixer:
         """A prompt of `tokens` tokens starts."""
         state, attention = self._state, self._attention[plan.window]
-        for graph in (self._qkv, attention):  # attention: its sinks, where there are any
-            bind_weights(graph, self._weights.layer(plan.index))
         for name, buffer in (("past_key", state.keys), ("past_value", state.values)):
             attention.bind(name, buffer, rows=tokens)
             attention.bind(name.replace("past", "present"), buffer, rows=tokens)
@@ -111,7 +117,6 @@ class AttentionLayers:
         """A prompt starts: what the block before left is forgotten, and from then on carried from block to block."""
         state, conv = self._state, self._conv
         assert conv is not None and state.past is not None, "the architecture has a convolution's taps"
-        bind_weights(conv, self._weights.layer(plan.index))
         state.forget()
         conv.bind("past", state.past)
         conv.bind("past_out", state.past)

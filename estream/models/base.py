@@ -253,8 +253,9 @@ class Family(ABC):
         return None
 
     def ignored(self, name: str) -> bool:
-        """Checkpoint tensors that may be present and carry no arithmetic (stored rotary frequencies, …)."""
-        return False
+        """Checkpoint tensors that may be present and carry no arithmetic: the rotary frequencies that old checkpoints
+        store follow from the config."""
+        return name.endswith("rotary_emb.inv_freq")
 
     @abstractmethod
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:

@@ -92,6 +92,29 @@ def _renamed(raw: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, An
     return renamed
 
 
+class GroupedHeads:
+    """What configs of decoders have in common; the fields are the dataclass's own."""
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    head_dim: int | None
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+
+
+def check_window(window: int | None) -> None:
+    """Raises CheckpointError unless it is none, or at least the query itself."""
+    if window is not None and window < 1:
+        raise CheckpointError("config.json: sliding_window", asked="at least 1, or null", had=window)
+
+
 def check_decoder(config: Any, *, experts: int, positive: tuple[str, ...]) -> None:
     """Checks what all decoder families have in common, and that the fields in `positive` are at least 1.
 

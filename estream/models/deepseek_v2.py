@@ -26,16 +26,16 @@ from estream.models.base import (
     Sources,
 )
 from estream.models.choose import near_ties, softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, read_config
 from estream.models.rope import yarn_mscale
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sources import linear, model_sources, swiglu
 
 _LATENT_EPS = 1e-6  # of the norms within attention, whatever rms_norm_eps says
 
 
 @dataclass(frozen=True)
-class DeepseekV2Config:
+class DeepseekV2Config(GroupedHeads):
     """config.json's own fields. `intermediate_size` is that of the dense layers; `head_dim` and `qk_head_dim`, where
     they are given, count the components that turn, and all; groups matter for the method group_limited_greedy."""
 
@@ -72,10 +72,6 @@ class DeepseekV2Config:
     norm_topk_prob: bool = False
     scoring_func: str = "softmax"
     tie_word_embeddings: bool = False
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
     def head_size(self) -> int:
@@ -256,9 +252,6 @@ class DeepseekV2(Family):
         if layer >= self.config.first_k_dense_replace:
             return None
         return swiglu(f"model.layers.{layer}.mlp", self.config.hidden_size, self.config.intermediate_size)
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """Softmax over all experts; group_limited_greedy looks for the experts in the groups of the largest scores."""

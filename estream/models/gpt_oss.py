@@ -28,15 +28,15 @@ from estream.models.base import (
     Sources,
 )
 from estream.models.choose import near_ties, softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources
+from estream.models.sources import attention_sources, linear, model_sources
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
-class GptOssConfig:
+class GptOssConfig(GroupedHeads):
     """config.json's own fields. `layer_types`, if missing, begin with a window and alternate."""
 
     vocab_size: int = 201088
@@ -59,14 +59,6 @@ class GptOssConfig:
     swiglu_limit: float = 7.0
     swiglu_alpha: float = 1.702
     tie_word_embeddings: bool = False
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -170,9 +162,6 @@ class GptOss(Family):
                 Source(f"{prefix}.down_proj_bias", (experts, hidden), (expert,)),
             ),
         )
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """The softmax over the chosen logits alone. bias: the router's own, float32 [E]."""

@@ -19,13 +19,13 @@ import numpy as np
 from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Source, Sources
 from estream.models.choose import softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import attention_sources, is_rotary_buffer, model_sources
+from estream.models.sources import attention_sources, model_sources
 
 
 @dataclass(frozen=True)
-class GraniteMoeConfig:
+class GraniteMoeConfig(GroupedHeads):
     """config.json's own fields. `intermediate_size` is one expert's."""
 
     vocab_size: int = 32000
@@ -48,14 +48,6 @@ class GraniteMoeConfig:
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
     tie_word_embeddings: bool = False
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     def __post_init__(self) -> None:
         check_decoder(self, experts=self.num_local_experts, positive=("intermediate_size", "num_local_experts"))
@@ -126,9 +118,6 @@ class GraniteMoe(Family):
             up=Source(f"{prefix}.input_linear.weight", fused, (expert, second), transpose=True),
             down=Source(f"{prefix}.output_linear.weight", down, (expert,), True, c.residual_multiplier),
         )
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """The softmax over the chosen logits alone."""

@@ -16,9 +16,9 @@ import numpy as np
 from estream.errors import CheckpointError, UnsupportedModelError, brief
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Source, Sources
 from estream.models.choose import near_ties_of_scores, sigmoid, top_k, uncertainty
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sources import linear, model_sources, swiglu
 
 # Fields that decide nothing as long as they say this (a str: what that field says).
 _ASSUMED: dict[str, str | bool] = {
@@ -42,7 +42,7 @@ _LEAST_SUM = 1e-6  # is added to the gates' sum before they are divided by it
 
 
 @dataclass(frozen=True)
-class Lfm2MoeConfig:
+class Lfm2MoeConfig(GroupedHeads):
     """config.json's own fields. `intermediate_size` is that of the `num_dense_layers` first layers. `conv_L_cache`:
     taps of the convolution. `full_attn_idxs`: what old configs have in the place of `layer_types`."""
 
@@ -74,14 +74,6 @@ class Lfm2MoeConfig:
     @property
     def rms_norm_eps(self) -> float:
         return self.norm_eps
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -243,9 +235,6 @@ class Lfm2Moe(Family):
             return None
         prefix = f"model.layers.{layer}.feed_forward"
         return swiglu(prefix, self.config.hidden_size, self.config.intermediate_size, ("w1", "w3", "w2"))
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         """Chosen by score and bias together; gates are the scores alone."""

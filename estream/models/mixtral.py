@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, check_window, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sources import attention_sources, block_sparse_expert, block_sparse_router, model_sources
 
 
 @dataclass(frozen=True)
-class MixtralConfig:
+class MixtralConfig(GroupedHeads):
     """config.json's own fields. `intermediate_size` is one expert's; `sliding_window` holds for all layers."""
 
     vocab_size: int = 32000
@@ -41,18 +40,9 @@ class MixtralConfig:
     num_experts_per_tok: int = 2
     tie_word_embeddings: bool = False
 
-    @property
-    def kv_heads(self) -> int:
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
-
     def __post_init__(self) -> None:
         check_decoder(self, experts=self.num_local_experts, positive=("intermediate_size", "num_local_experts"))
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise CheckpointError("config.json: sliding_window", asked="at least 1, or null", had=self.sliding_window)
+        check_window(self.sliding_window)
 
 
 class Mixtral(Family):
@@ -86,16 +76,11 @@ class Mixtral(Family):
         return model_sources(self._architecture, names, self.config.tie_word_embeddings)
 
     def layer_sources(self, layer: int) -> dict[str, Sources]:
-        name = f"model.layers.{layer}.block_sparse_moe.gate"
-        router = linear(name, self.config.hidden_size, self.config.num_local_experts)
+        router = block_sparse_router(self._architecture, layer)
         return attention_sources(self._architecture, layer) | {"router": (router,)}
 
     def expert_sources(self, layer: int, expert: int) -> ExpertSources:
-        prefix = f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
-        return swiglu(prefix, self.config.hidden_size, self.config.intermediate_size, ("w1", "w3", "w2"))
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
+        return block_sparse_expert(self._architecture, layer, expert)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         experts, gates = top_k(softmax(logits), self.config.num_experts_per_tok)

@@ -15,13 +15,13 @@ import numpy as np
 from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sources import attention_sources, linear, model_sources, swiglu
 
 
 @dataclass(frozen=True)
-class OlmoeConfig:
+class OlmoeConfig(GroupedHeads):
     """config.json's own fields. `intermediate_size` is one expert's."""
 
     vocab_size: int = 50304
@@ -42,14 +42,6 @@ class OlmoeConfig:
     num_experts_per_tok: int = 8
     norm_topk_prob: bool = False
     tie_word_embeddings: bool = False
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     def __post_init__(self) -> None:
         check_decoder(self, experts=self.num_experts, positive=("intermediate_size", "num_experts"))
@@ -107,9 +99,6 @@ class Olmoe(Family):
     def expert_sources(self, layer: int, expert: int) -> ExpertSources:
         prefix = f"model.layers.{layer}.mlp.experts.{expert}"
         return swiglu(prefix, self.config.hidden_size, self.config.intermediate_size)
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         experts, gates = top_k(softmax(logits), self.config.num_experts_per_tok)

@@ -15,14 +15,14 @@ import numpy as np
 from estream.errors import CheckpointError, UnsupportedModelError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import sigmoid, softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sources import attention_sources, linear, model_sources, swiglu
 from estream.models.sparse_layers import check_sparse_layers, is_moe
 
 
 @dataclass(frozen=True)
-class Qwen2MoeConfig:
+class Qwen2MoeConfig(GroupedHeads):
     """config.json's own fields. `intermediate_size` is that of the dense layers."""
 
     vocab_size: int = 151936
@@ -50,14 +50,6 @@ class Qwen2MoeConfig:
     num_experts_per_tok: int = 4
     norm_topk_prob: bool = False
     tie_word_embeddings: bool = False
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     def is_moe(self, layer: int) -> bool:
         return is_moe(self, layer)
@@ -149,9 +141,6 @@ class Qwen2Moe(Family):
         if self.config.is_moe(layer):
             return None
         return swiglu(f"model.layers.{layer}.mlp", self.config.hidden_size, self.config.intermediate_size)
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         experts, gates = top_k(softmax(logits[:, :-1]), self.config.num_experts_per_tok)

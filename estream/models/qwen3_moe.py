@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from estream.errors import CheckpointError
 from estream.models.base import Architecture, Attention, Choice, ExpertSources, Family, LayerPlan, Rope, Sources
 from estream.models.choose import softmax, top_k
-from estream.models.config import check_decoder, read_config
+from estream.models.config import GroupedHeads, check_decoder, check_window, read_config
 from estream.models.rope_config import RopeScaling
-from estream.models.sources import attention_sources, is_rotary_buffer, linear, model_sources, swiglu
+from estream.models.sources import attention_sources, linear, model_sources, swiglu
 from estream.models.sparse_layers import check_sparse_layers, is_moe
 
 
 @dataclass(frozen=True)
-class Qwen3MoeConfig:
+class Qwen3MoeConfig(GroupedHeads):
     """config.json's own fields. `intermediate_size` is that of the dense layers. `max_window_layers` stands in public
     checkpoints and decides nothing: where use_sliding_window is set, transformers slides in every layer."""
 
@@ -51,14 +50,6 @@ class Qwen3MoeConfig:
     tie_word_embeddings: bool = False
 
     @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
-
-    @property
     def window(self) -> int | None:
         return self.sliding_window if self.use_sliding_window else None
 
@@ -66,8 +57,7 @@ class Qwen3MoeConfig:
         sizes = ("intermediate_size", "moe_intermediate_size", "num_experts", "decoder_sparse_step")
         check_decoder(self, experts=self.num_experts, positive=sizes)
         check_sparse_layers(self)
-        if self.window is not None and self.window < 1:
-            raise CheckpointError("config.json: sliding_window", asked="at least 1, or null", had=self.window)
+        check_window(self.window)
 
 
 class Qwen3Moe(Family):
@@ -127,9 +117,6 @@ class Qwen3Moe(Family):
         if is_moe(self.config, layer):
             return None
         return swiglu(f"model.layers.{layer}.mlp", self.config.hidden_size, self.config.intermediate_size)
-
-    def ignored(self, name: str) -> bool:
-        return is_rotary_buffer(name)
 
     def route(self, logits: np.ndarray, bias: np.ndarray | None = None) -> Choice:
         experts, gates = top_k(softmax(logits), self.config.num_experts_per_tok)

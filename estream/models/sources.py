@@ -74,6 +74,12 @@ def attention_sources(architecture: Architecture, layer: int) -> dict[str, Sourc
     return {name: (source,) for name, source in found.items()}
 
 
-def is_rotary_buffer(name: str) -> bool:
-    """Rotary frequencies that old checkpoints store; they follow from the config."""
-    return name.endswith("rotary_emb.inv_freq")
+def block_sparse_router(architecture: Architecture, layer: int) -> Source:
+    """Mixtral's name of the router, which others took over."""
+    return linear(f"model.layers.{layer}.block_sparse_moe.gate", architecture.hidden, architecture.experts)
+
+
+def block_sparse_expert(architecture: Architecture, layer: int, expert: int) -> ExpertSources:
+    """Mixtral's names of an expert's matrices."""
+    prefix = f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
+    return swiglu(prefix, architecture.hidden, architecture.expert_intermediate, ("w1", "w3", "w2"))

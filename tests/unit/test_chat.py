@@ -89,6 +89,9 @@ def test_generation_blocks_are_their_content(tmp_path: Path) -> None:
 def test_damaged_ones_are_named(tmp_path: Path) -> None:
     with pytest.raises(EStreamError, match="failed: Expected an expression"):
         ChatTemplate.open(write(tmp_path, chat_template="{% if %}")).render("x")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(EStreamError, match=r"chat_template\.jinja: cannot be read"):
+        ChatTemplate.open(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(EStreamError, match="is not a JSON object"):
         ChatTemplate.open(tmp_path)
