@@ -50,11 +50,15 @@ def _clamped(
     """`Clamped`: nothing commutes with the clamps and biases, so every scale is applied where it arises."""
     scheme, chunks, (gate, up, down) = panel.scheme, panel.chunks, weights
 
+    def whole(name: str, size: int) -> str:
+        """A vector in float32."""
+        stored = b.input(name, (size,), np.float32 if scheme == "f32" else np.float16)
+        return stored if scheme == "f32" else b.node("Cast", stored, to=FLOAT)
+
     def vector(name: str, size: int) -> list[str]:
-        """Column chunks of a float32 vector."""
-        whole = b.input(name, (size,), np.float32 if scheme == "f32" else np.float16)
-        whole = whole if scheme == "f32" else b.node("Cast", whole, to=FLOAT)
-        return [whole] if chunks == 1 else b.nodes("Split", whole, outs=(None,) * chunks, axis=0, num_outputs=chunks)
+        """Its column chunks."""
+        one = whole(name, size)
+        return [one] if chunks == 1 else b.nodes("Split", one, outs=(None,) * chunks, axis=0, num_outputs=chunks)
 
     def biased(weight: Weight, biases: list[str]) -> list[str]:
         result = product(b, x, weight, scheme, target)
@@ -75,8 +79,7 @@ def _clamped(
         middle = [b.node("Mul", one, step) for one, step in zip(middle, steps, strict=True)]
     lowered = product(b, join(b, middle), down, scheme, target)
     values = scale_rows(b, lowered) if lowered.row_scales else join(b, lowered.values)
-    bias = b.input("down_bias", (panel.hidden,), np.float32 if scheme == "f32" else np.float16)
-    bias = bias if scheme == "f32" else b.node("Cast", bias, to=FLOAT)
+    bias = whole("down_bias", panel.hidden)
     out = b.output("y", (ROWS, panel.hidden))
     b.node("Mul", b.node("Add", values, bias), gates, out=out)
     return b.model()

@@ -34,9 +34,8 @@ def build_attention(
     q = b.input("q", (kv, folded, dim), np.float16)
     largest, total = (b.input(name, (kv, folded, 1), np.float16) for name in ("max", "sum"))
     attn = b.input("attn", groups.attn_shape(rows), np.float16)
-    scaled = b.node(
-        "Mul", q, half(b, dim**-0.5 if scale is None else scale)
-    )  # before the product: it keeps scores of loud heads in range
+    # Before the product: it keeps scores of loud heads in range.
+    scaled = b.node("Mul", q, half(b, dim**-0.5 if scale is None else scale))
     minus_one = np.zeros((kv, _EXTRA, keys), np.float16)
     minus_one[:, 0] = -1
     ks, vs, masks = [], [], []

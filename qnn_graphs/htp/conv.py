@@ -24,7 +24,11 @@ def build_conv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
     if taps > rows:
         raise ValueError(f"a convolution of {taps} taps in blocks of {rows} rows")
     normed = b.input("normed", (rows, arch.hidden), np.float16)
-    projected = [_project(b, normed, name, arch, scheme) for name in CONV_LINEARS]
+    square = arch.hidden, arch.hidden
+    projected = [
+        products(b, normed, name, square, scheme, linear_chunks(arch, name, arch.hidden, scheme), bias=arch.conv_bias)
+        for name in CONV_LINEARS
+    ]
     count, width = groups.groups, arch.hidden // groups.groups
     weights = [b.input(name, (1, width), np.float16) for name in chunk_names("conv", taps * count)]
     biases = column_vectors(b, "conv.bias", arch.hidden, count) if arch.conv_bias else []
@@ -45,16 +49,6 @@ def build_conv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
         last = b.output(f"past_out.{group}", (taps - 1, width), np.float16)
         _rows(b, whole, rows, taps - 1, out=last)
     return b.model()
-
-
-def _project(b: Builder, normed: str, name: str, arch: Architecture, scheme: str) -> list[str]:
-    """Column chunks of one projection, its bias added."""
-    chunks = linear_chunks(arch, name, arch.hidden, scheme)
-    pieces = products(b, normed, name, (arch.hidden, arch.hidden), scheme, chunks)
-    if not arch.conv_bias:
-        return pieces
-    biases = column_vectors(b, f"{name}.bias", arch.hidden, chunks)
-    return [b.node("Add", piece, bias) for piece, bias in zip(pieces, biases, strict=True)]
 
 
 def _rows(b: Builder, x: str, start: int, count: int, out: str | None = None) -> str:

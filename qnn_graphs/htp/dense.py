@@ -59,7 +59,8 @@ def build_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
     ):
         width = heads * a.head_dim
         chunks = qkv_chunks(arch, name)
-        pieces = _adjusted(b, products(b, x, name, (arch.hidden, width), scheme, chunks), name, width, rows, arch)
+        pieces = products(b, x, name, (arch.hidden, width), scheme, chunks, bias=a.qkv_bias)
+        pieces = _adjusted(b, pieces, name, width, rows, arch)
         for group in range(count):
             folded = heads_first(b, pieces, group, count, (rows, heads // count, a.head_dim))
             if name != "v":
@@ -85,25 +86,28 @@ def join(b: Builder, pieces: list[str]) -> str:
     return pieces[0] if len(pieces) == 1 else b.node("Concat", *pieces, axis=1)
 
 
-def products(b: Builder, x: str, name: str, shape: tuple[int, int], scheme: str, chunks: int) -> list[str]:
-    """x float16 [T, K] · weight [K, N] → float16 [T, N/C] per column chunk, channels' magnitudes applied."""
+def products(
+    b: Builder, x: str, name: str, shape: tuple[int, int], scheme: str, chunks: int, *, bias: bool = False
+) -> list[str]:
+    """x float16 [T, K] · weight [K, N] → float16 [T, N/C] per column chunk, channels' magnitudes applied, and with
+    `bias` `{name}.bias` added."""
     depth, width = shape
     results = [
         b.node("MatMul", x, weight_operand(b, key, (depth, width // chunks), scheme))
         for key in chunk_names(name, chunks)
     ]
-    if scheme == "f16":
-        return results
-    scales = column_vectors(b, f"{name}.scale", width, chunks)
-    return [b.node("Mul", result, scale) for result, scale in zip(results, scales, strict=True)]
+    if scheme != "f16":
+        scales = column_vectors(b, f"{name}.scale", width, chunks)
+        results = [b.node("Mul", result, scale) for result, scale in zip(results, scales, strict=True)]
+    if bias:
+        biases = column_vectors(b, f"{name}.bias", width, chunks)
+        results = [b.node("Add", result, one) for result, one in zip(results, biases, strict=True)]
+    return results
 
 
 def _adjusted(b: Builder, pieces: list[str], name: str, width: int, rows: int, arch: Architecture) -> list[str]:
-    """Bias, q/k norm, clip: in this order, as on the CPU target. Pieces are column chunks of [T, width]."""
+    """q/k norm, clip: in this order, as on the CPU target. Pieces are column chunks of [T, width]."""
     a, count = arch.attention, len(pieces)
-    if a.qkv_bias:
-        biases = column_vectors(b, f"{name}.bias", width, count)
-        pieces = [b.node("Add", piece, bias) for piece, bias in zip(pieces, biases, strict=True)]
     if a.qk_norm == "projection" and name != "v":
         whole = rms_norm(b, join(b, pieces), b.input(f"{name}_norm", (width,), np.float16), arch.norm_eps)
         pieces = [whole] if count == 1 else b.nodes("Split", whole, outs=(None,) * count, axis=1, num_outputs=count)
@@ -151,10 +155,7 @@ def build_o(arch: Architecture, scheme: str, rows: int) -> onnx.ModelProto:
         heads = b.node("Reshape", attn, b.integers(groups.heads, rows, a.v_dim))
         flat = b.integers(rows, groups.heads * a.v_dim)
         pieces.append(b.node("Reshape", b.node("Transpose", heads, perm=(1, 0, 2)), flat))
-    results = products(b, join(b, pieces), "o", (a.out_width, arch.hidden), scheme, chunks)
-    if arch.o_bias:
-        biases = column_vectors(b, "o.bias", arch.hidden, chunks)
-        results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
+    results = products(b, join(b, pieces), "o", (a.out_width, arch.hidden), scheme, chunks, bias=arch.o_bias)
     _write_chunks(b, results, "delta", (rows, arch.hidden // chunks))
     return b.model()
 
@@ -163,10 +164,7 @@ def build_head(arch: Architecture, scheme: str, rows: int, width: int) -> onnx.M
     """normed float16 [T, H], head [H, Vs] in column chunks (+ head.scale, head.bias) → logits.{c} float16 [T, Vs/C]."""
     b, chunks = Builder("head"), linear_chunks(arch, "head", width, scheme)
     x = b.input("normed", (rows, arch.hidden), np.float16)
-    results = products(b, x, "head", (arch.hidden, width), scheme, chunks)
-    if arch.head_bias:
-        biases = column_vectors(b, "head.bias", width, chunks)
-        results = [b.node("Add", result, bias) for result, bias in zip(results, biases, strict=True)]
+    results = products(b, x, "head", (arch.hidden, width), scheme, chunks, bias=arch.head_bias)
     _write_chunks(b, results, "logits", (rows, width // chunks))
     return b.model()
 

@@ -10,7 +10,6 @@ from estream.package.chunks import head_groups, linear_chunks
 from estream.package.dense import biased, linears
 from qnn_graphs.builder import Builder
 from qnn_graphs.htp.dense import heads_first, join, products, rotated, write_group
-from qnn_graphs.htp.weights import column_vectors
 from qnn_graphs.norm import rms_norm
 
 
@@ -25,11 +24,7 @@ def build_latent_qkv(arch: Architecture, scheme: str, rows: int) -> onnx.ModelPr
 
     def project(source: str, name: str) -> list[str]:
         chunks = linear_chunks(arch, name, shapes[name][1], scheme)
-        pieces = products(b, source, name, shapes[name], scheme, chunks)
-        if name not in biases:
-            return pieces
-        vectors = column_vectors(b, f"{name}.bias", shapes[name][1], chunks)
-        return [b.node("Add", piece, bias) for piece, bias in zip(pieces, vectors, strict=True)]
+        return products(b, source, name, shapes[name], scheme, chunks, bias=name in biases)
 
     def reduced(name: str) -> str:
         """A low-rank vector per token, normed."""
