@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from estream.calibrate.reads import read_rate, reading
+from estream.calibrate.reads import WARM_S, read_rate, reading
 from estream.calibrate.shape import ROWS, TOKENS, ShapeTimer
 from estream.calibrate.timing import timed
 from estream.errors import UsageError
@@ -77,8 +77,9 @@ def _interference(opened: Opened, nbytes: int, lanes: int) -> tuple[float, float
 
     alone = timed(once, _BOTH_S / 2)
     rate = read_rate(opened.file, nbytes, lanes, _BOTH_S / 2)
-    with reading(opened.file, nbytes, lanes) as counted:
-        started, before = time.perf_counter(), counted()
+    with reading(opened.file, nbytes, lanes) as reads:
+        time.sleep(WARM_S)
+        first = len(reads.done)
         together = timed(once, _BOTH_S)
-        beside = (counted() - before) / (time.perf_counter() - started)
-    return max(1.0, together / alone), max(1.0, rate / beside) if beside else 1.0
+        beside = reads.rate_since(first)
+    return max(1.0, together / alone), max(1.0, rate / beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,14 +14,14 @@ from estream.layers.weights import dense_bytes
 from estream.package.layout import INTEGER_SCHEMES, PoolLayout
 from estream.package.reader import Package
 from estream.runtime.mock import MockTarget
-from estream.solver.automatic import ARENA_BYTES, Configuration, held_bytes, resolve
+from estream.solver.automatic import ARENA_BYTES, GROUP_BYTES, Configuration, held_bytes, resolve
 from estream.solver.latency import Prediction, Workload, predict, workload
 from estream.solver.load import draw_counts
 from estream.solver.profile import DeviceProfile, Rate, Shape
 
 MAX_ROWS = 512  # of a tile on target cpu
 _LARGEST_GROUP = 64 << 20
-_TIE = 0.002  # predictions closer than this are the same: the smaller arena, then the larger group wins
+_TIE = 0.005  # predictions closer than this are the same: fewer bytes, then the usual size of a group wins
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class Search:
         )
 
     def best(self, arena_bytes: int) -> tuple[Configuration, Prediction]:
-        """The fastest that fits the arena; of about equal ones, reading ahead, then fewer bytes, then larger groups."""
+        """The fastest that fits the arena; of about equal ones, reading ahead, then fewer bytes, then the group whose
+        bank is nearest the automatic size: larger ones fill before anything is computed, smaller ones ask often."""
         # Where every panel is needed, waiting for the routes saves nothing.
         modes = ["before-routing"] + ["after-routing"] * any((seconds == 0).any() for seconds in self.work.panel_s)
         found = [
@@ -159,7 +161,11 @@ class Search:
         ]
         least = min(prediction.ttft_s for _, prediction in found)
         equal = [pair for pair in found if pair[1].ttft_s <= (1 + _TIE) * least]
-        return min(equal, key=lambda pair: (pair[0].prefetch != "before-routing", pair[1].bytes_read, -pair[0].group))
+
+        def odd(one: Configuration) -> float:
+            return abs(math.log(one.bank_bytes / GROUP_BYTES))
+
+        return min(equal, key=lambda pair: (pair[0].prefetch != "before-routing", pair[1].bytes_read, odd(pair[0])))
 
     def bound(self, prediction: Prediction) -> str:
         """What limits the prefill."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from estream.cli.main import main
 from estream.errors import MemoryBudgetError
 from estream.package.reader import Package
 from estream.package.synth import synthesize_small
+from estream.solver.automatic import GROUP_BYTES
 from estream.solver.latency import predict, workload
 from estream.solver.load import draw_counts, expected_coverage
 from estream.solver.profile import (
@@ -25,7 +27,7 @@ from estream.solver.profile import (
     shape_elements,
     shape_key,
 )
-from estream.solver.search import solve
+from estream.solver.search import configurations, solve
 
 MACHINE = {"processor": "p", "backend": "cpu", "threads": 2}
 
@@ -184,3 +186,10 @@ def test_plan_prints_and_draws(package: Package, tmp_path: Path, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("flash    |") and lines[-1].startswith("experts  |") and len(lines[-1]) == 83
     assert main([*arguments, "--memory", "1MiB"]) == 2 or "smallest budget" in capsys.readouterr().err
+
+
+def test_about_equal_groups_are_those_of_the_usual_size(package: Package) -> None:
+    """Where neither flash nor dispatches tell groups apart, two huge banks would only fill later."""
+    found = solve(package, profile(package, bytes_per_s=1e12), 512).configuration
+    sizes = [one.bank_bytes for one in configurations(package.pool, found.arena_bytes, 1)]
+    assert found.bank_bytes == min(sizes, key=lambda size: abs(math.log(size / GROUP_BYTES)))
