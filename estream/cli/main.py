@@ -20,6 +20,7 @@ from estream.cli import (
     calibrate,
     compile,
     completion,
+    device,
     doctor,
     inspect,
     pack,
@@ -30,12 +31,13 @@ from estream.cli import (
     synth,
     verify,
 )
+from estream.cli.commands import add_commands
 from estream.cli.console import Console
 from estream.errors import EStreamError
 from estream.version import __version__
 
 # Command modules keep their heavy imports inside run(), so that --help and completion are quick.
-COMMANDS = (pack, synth, inspect, verify, compile, calibrate, plan, prefill, selftest, doctor, completion)
+COMMANDS = (pack, synth, inspect, verify, compile, calibrate, plan, prefill, selftest, doctor, device, completion)
 
 INTERRUPTED = 128 + 2  # what a shell reports for SIGINT
 BROKEN_PIPE = 128 + 13  # and for SIGPIPE
@@ -73,23 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"estream {__version__}")
-    common = Parser(add_help=False)
-    talk = common.add_mutually_exclusive_group()
-    talk.add_argument("-q", "--quiet", action="store_true", help="results only: no plan, no progress, no warnings")
-    talk.add_argument("-v", "--verbose", action="count", default=0, help="more detail; twice: tracebacks too")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for module in COMMANDS:
-        sub = commands.add_parser(
-            module.NAME,
-            help=module.HELP,
-            description=module.DESCRIPTION,
-            epilog=f"example:\n{module.EXAMPLE}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            parents=[common],
-            allow_abbrev=False,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+    add_commands(parser, COMMANDS, "command")
     return parser
 
 

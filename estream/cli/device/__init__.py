@@ -1,0 +1,11 @@
+"""`estream device …`: EStream on a phone that hangs on a cable."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+NAME = "device"
+HELP = "run on a phone, through adb"
+DESCRIPTION = "Puts EStream and packed models on a phone, runs prefills there and brings the results back."
+EXAMPLE = "  estream device doctor"
+COMMANDS: tuple[ModuleType, ...] = ()
