@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -158,12 +158,14 @@ def build_bundle(
     package: Path | None = None,
     soc: str | None = None,
     cpu_only: bool = False,
+    on_phone: Collection[str] = (),
     phone: Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """Makes a bundle of a folder of downloads. A bundle that is at `out` already is replaced whole.
 
     package: its compiled contexts say which QAIRT and which SoCs. soc: this one only. cpu_only: without QNN.
+    on_phone: names of libraries that this phone has and not every other.
     phone: folder of the program that is started there; None: EStream's own.
 
     Raises:
@@ -187,7 +189,8 @@ def build_bundle(
     wanted = CPU_PIECES if cpu_only else ALL_PIECES
     chosen = {piece: found.get(piece, wish.qairt if piece is QAIRT else None) for piece in wanted}
     gathering = Gathering()
-    socs = _gather(gathering, chosen, found, wish)
+    socs = _gather(gathering, chosen, wish)
+    gathering.close([one for piece in (ORT, PLUGIN, QAIRT) if (one := chosen.get(piece))], found, on_phone)
     gathering.app(phone)
     problems += [*found.problems, *gathering.problems]
     if problems:
@@ -213,9 +216,7 @@ def _check_out(out: Path) -> None:
     raise UsageError(f"{out} exists and is not a bundle", next_step="Choose another name, or remove it yourself")
 
 
-def _gather(
-    gathering: Gathering, chosen: Mapping[pieces.Piece, Download | None], found: Downloads, wish: fitting.Wish
-) -> list[Soc]:
+def _gather(gathering: Gathering, chosen: Mapping[pieces.Piece, Download | None], wish: fitting.Wish) -> list[Soc]:
     """Fills in the files, notes what does not fit, and returns the SoCs that are served."""
     ort, plugin, qairt, python, numpy = (chosen.get(piece) for piece in (ORT, PLUGIN, QAIRT, PYTHON, NUMPY))
     socs: list[Soc] = []
@@ -235,7 +236,6 @@ def _gather(
         gathering.python(python, *([numpy] if numpy is not None else []))
     if python is not None and numpy is not None:
         gathering.problems += fitting.check_python(python, numpy)
-    gathering.close([one for one in (ort, plugin, qairt) if one is not None], found)
     return socs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +39,13 @@ class Gathering:
 
     def python(self, python: Download, *others: Download) -> None:
         """The interpreter, the standard library that a run needs, and packages for it."""
-        interpreter = self._find(python, "bin/python3")
-        if interpreter is None:
-            self._lacks(python, "bin/python3")
-        else:
-            self._add(_INTERPRETER, interpreter, python, 0o755)
         for download in (python, *others):
             for path in sorted({*download.contents.files, *download.contents.links}):
-                read = self._find(download, path) if re.match(r"lib/python3\.\d+/", path) else None
+                read = self._find(download, path) if re.match(r"bin/|lib/python3\.\d+/", path) else None
                 if read is not None:
-                    self._add(f"python/{path}", read, download)
+                    self._add(f"python/{path}", read, download, 0o755 if path.startswith("bin/") else 0o644)
+        if _INTERPRETER not in self.files:
+            self._lacks(python, "bin/python3")
 
     def libraries(self, download: Download, names: Iterable[str], optional: Iterable[str] = ()) -> None:
         """Libraries of an .aar, into lib/. optional: taken where they are there."""
@@ -72,12 +69,16 @@ class Gathering:
         for path in sources:
             self.files[f"app/{path.name}"] = Planned(path.read_bytes)
 
-    def close(self, archives: Sequence[Download], found: Downloads) -> None:
-        """Adds what is needed and not there yet, until nothing is. archives: the .aar files."""
+    def close(self, archives: Sequence[Download], found: Downloads, on_phone: Collection[str] = ()) -> None:
+        """Adds what is needed and not there yet, until nothing is.
+
+        archives: the .aar files. on_phone: libraries that the phone has beside those that every phone has.
+        """
+        given = pieces.ANDROID_LIBRARIES.union(on_phone)
         packages = found.packages()
         missing: dict[str, tuple[str, Download]] = {}
         for name, needer, download in self._needed:  # grows meanwhile
-            if name in self._libraries or name in pieces.ANDROID_LIBRARIES or name in missing:
+            if name in self._libraries or name in given or name in missing:
                 continue
             for_npu = pieces.is_for_npu(needer.rpartition("/")[2])  # what it needs beside this is on the phone
             if not self._add_library(name, needer, archives, {} if for_npu else packages) and not for_npu:
@@ -85,7 +86,7 @@ class Gathering:
         for name, (needer, download) in missing.items():
             package = pieces.package_of(name, download.depends)
             if package is None or not found.has_refused(package):
-                step = _where(package, download, packages)
+                step = _where(name, package, download, packages)
                 self.problems.append(BundleError(f"{name}, needed by {needer}", kind=MISSING, next_step=step))
 
     def _add_library(
@@ -118,12 +119,15 @@ class Gathering:
         name = path.rpartition("/")[2]
         self.files[path] = Planned(read, mode)
         self.used[download.name] = download
-        if path != _INTERPRETER and not re.search(r"\.so(\.[\w.]+)?$", name):
+        if not path.startswith("python/bin/") and not re.search(r"\.so(\.[\w.]+)?$", name):
             return
-        if path.count("/") == 1 or path.startswith("python/lib/lib"):
+        if re.match(r"lib/|python/lib/lib|.*\.libs/", path):
             self._libraries.add(name)
         try:
-            elf = read_elf(read())
+            content = read()
+            if path.startswith("python/bin/") and content.startswith(b"#!"):
+                return
+            elf = read_elf(content)
         except ValueError as problem:
             self.problems.append(
                 BundleError(f"{download.file}: {path} is damaged: {problem}", kind=DAMAGED, next_step=_AGAIN)
@@ -148,11 +152,11 @@ class Gathering:
 _AGAIN = "Fetch it again"
 
 
-def _where(package: str | None, download: Download, packages: Mapping[str, Download]) -> str:
+def _where(library: str, package: str | None, download: Download, packages: Mapping[str, Download]) -> str:
     """What to fetch for a library that a download needs, as far as its control file tells."""
     if package is not None and package not in packages:
         return pieces.fetch_package(package)
     lacking = [name for name in download.depends if name not in packages]
     if lacking:
         return f"Fetch the one of Termux's packages that holds it: {download.file} depends on {', '.join(lacking)}"
-    return f"Nothing says which download holds it: fetch {download.file} again, and the packages that it depends on"
+    return f"No package is known to hold it. If the phone has it itself, pass --on-phone {library}"

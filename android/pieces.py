@@ -57,7 +57,7 @@ PLUGIN_NEEDS = (("2.7.0", "1.24.2"), ("2.3.0", "1.24.1"))
 
 # Bytes that tell a library's version: the linker's version node of ONNX Runtime, the build string of QAIRT.
 ORT_VERSION = re.compile(rb"VERS_(\d+\.\d+\.\d+)\0")
-QAIRT_BUILD = re.compile(rb"v(2\.\d+\.\d+\.\d{6,}[0-9A-Za-z_.]*)\0")
+QAIRT_BUILD = re.compile(rb"v(2\.\d+\.\d+\.\d{6,}(?:_\w+)?)\.?\0")  # also as the end of a message
 
 
 def stub(arch: int) -> str:
@@ -141,7 +141,7 @@ _SPARE_ENDINGS = (".a", ".la", ".pc", ".pyi", ".pyc", ".exe", ".h", ".c")
 
 def of_python(path: str) -> bool:
     """Whether a run needs this file of Termux's python; path below the prefix."""
-    if re.fullmatch(r"bin/python3?(\.\d+)?", path):
+    if re.fullmatch(r"bin/python3(\.\d+)?", path):
         return True
     match = re.fullmatch(r"lib/python3\.\d+/(.+)", path)
     if match is None:
@@ -156,8 +156,8 @@ def of_python(path: str) -> bool:
 
 
 def of_numpy(path: str) -> bool:
-    """The same of Termux's python-numpy."""
-    match = re.fullmatch(r"lib/python3\.\d+/site-packages/numpy/(.+)", path)
+    """The same of Termux's python-numpy. Builds that bring their libraries along have them in numpy.libs."""
+    match = re.fullmatch(r"lib/python3\.\d+/site-packages/numpy(?:\.libs)?/(.+)", path)
     if match is None:
         return False
     folders = match[1].split("/")[:-1]

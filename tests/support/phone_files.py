@@ -148,7 +148,7 @@ def control(package: str, version: str, depends: str = "", architecture: str = "
 def whole() -> FakeDownloads:
     """What a user downloads for all SoCs, each file as small as can be."""
     qairt: dict[str, bytes] = {
-        "libQnnHtp.so": elf("libc.so", "liblog.so", extra=f"\0v{QAIRT}\0".encode()),
+        "libQnnHtp.so": elf("libc.so", "liblog.so", extra=f"\0v{QAIRT}\0this is v{QAIRT}.\0".encode()),
         "libQnnSystem.so": elf("libc.so"),
         "libQnnHtpPrepare.so": elf("libc.so"),
     }

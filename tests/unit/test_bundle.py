@@ -83,6 +83,7 @@ def test_a_whole_set_of_downloads(tmp_path: Path) -> None:
         "lib/libonnxruntime.so",
         "lib/libonnxruntime_providers_qnn.so",
         "python/bin/python3",
+        "python/bin/python3.13",
         "python/lib/libc++_shared.so",
         "python/lib/libcrypto.so.3",
         "python/lib/libffi.so",
@@ -114,7 +115,7 @@ def test_modes_sizes_and_bytes(tmp_path: Path) -> None:
     for file in bundle.files:
         found = os.stat(tmp_path / "out" / file.path)
         assert (found.st_size, stat.S_IMODE(found.st_mode)) == (file.bytes, file.mode)
-        assert file.mode == (0o755 if file.path == "python/bin/python3" else 0o644)
+        assert file.mode == (0o755 if file.path.startswith("python/bin/") else 0o644)
     assert (tmp_path / "out" / "python/bin/python3").read_bytes() == elf("libpython3.13.so.1.0", "libc.so")
 
 
@@ -430,6 +431,33 @@ def test_without_a_wish_the_socs_that_are_there(tmp_path: Path) -> None:
 def test_package_without_contexts(tmp_path: Path, compiled: tuple[str, ...], soc: str | None, message: str) -> None:
     asked = package(tmp_path, *compiled)
     assert problems(tmp_path, whole(), package=asked, soc=soc) == [f"missing: {asked} {message.format(asked)}"]
+
+
+def test_libraries_that_only_this_phone_has(tmp_path: Path) -> None:
+    downloads = whole()
+    downloads.aars[QNN][JNI + "libQnnSystem.so"] = elf("libvendor.so")
+    assert problems(tmp_path, downloads) == [
+        "missing: libvendor.so, needed by lib/libQnnSystem.so. "
+        "No package is known to hold it. If the phone has it itself, pass --on-phone libvendor.so"
+    ]
+    assert build(tmp_path, downloads, on_phone=["libvendor.so"]).socs
+
+
+def test_an_interpreter_may_be_a_script(tmp_path: Path) -> None:
+    downloads = whole()
+    downloads.debs[PYTHON].files["bin/python3"] = b"#!/bin/sh\n"
+    modes = {file.path: file.mode for file in build(tmp_path, downloads).files}
+    assert (modes["python/bin/python3"], modes["python/bin/python3.13"]) == (0o755, 0o755)
+
+
+def test_numpy_may_bring_its_libraries_along(tmp_path: Path) -> None:
+    downloads = whole()
+    del downloads.debs["libopenblas_0.3.30_aarch64.deb"]
+    downloads.debs[NUMPY].files["lib/python3.13/site-packages/numpy.libs/libopenblas.so"] = elf("libm.so")
+    bundle = build(tmp_path, downloads)
+    assert [file.path for file in bundle.files if "openblas" in file.path] == [
+        "python/lib/python3.13/site-packages/numpy.libs/libopenblas.so"
+    ]
 
 
 def test_a_skel_takes_its_own_libraries_along(tmp_path: Path) -> None:

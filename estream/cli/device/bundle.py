@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--soc", metavar="SOC", help="for this phone only: sm8550, sm8650, sm8750, sm8850")
     parser.add_argument("--cpu-only", action="store_true", help="without QNN: the phone's CPU does all the work")
+    parser.add_argument(
+        "--on-phone", metavar="LIB[,LIB]", default="", help="libraries that this phone has itself, and not every other"
+    )
     add_json(parser)
 
 
@@ -62,6 +65,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 package=args.package,
                 soc=args.soc,
                 cpu_only=args.cpu_only,
+                on_phone=[name.strip() for name in args.on_phone.split(",")],
                 progress=progress,
             )
     except IncompleteError as error:
