@@ -5,21 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-# Host side only: whole folders, and the writing half of the package. Everything else that is found must import.
-EXEMPT_FOLDERS = {"estream.checkpoint", "estream.cli"}
-EXEMPT_MODULES = {
-    "estream.__main__",
-    "estream.package.pack",
-    "estream.package.synth",
-    "estream.package.writer",
-    "estream.telemetry.plots",
-}
+from android.runtime_part import ROOT, runtime_files
 
 # Runs in a fresh interpreter: argv = root, allowed third-party packages (JSON), modules to import (JSON).
 PROBE = """
@@ -47,16 +36,6 @@ print(json.dumps(failed))
 """
 
 
-def runtime_modules() -> list[str]:
-    found = []
-    for path in sorted((ROOT / "estream").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        folder = ".".join(name.split(".")[:2])
-        if folder not in EXEMPT_FOLDERS and name not in EXEMPT_MODULES:
-            found.append(name)
-    return found
-
-
 def probe(modules: list[str], third_party: list[str]) -> dict[str, str]:
     """Module name → why it does not import with only `third_party` installed."""
     command = [sys.executable, "-I", "-c", PROBE, str(ROOT), json.dumps(third_party), json.dumps(modules)]
@@ -67,7 +46,7 @@ def probe(modules: list[str], third_party: list[str]) -> dict[str, str]:
 
 
 def test_finds_the_modules_of_every_part() -> None:
-    modules = runtime_modules()
+    modules = list(runtime_files())
     for part in ("engine", "errors", "routing", "flash.machine", "package.reader", "runtime.cpu", "models.olmoe"):
         assert f"estream.{part}" in modules
     assert not any(name.startswith("estream.cli") for name in modules)
@@ -75,7 +54,7 @@ def test_finds_the_modules_of_every_part() -> None:
 
 @pytest.mark.parametrize("third_party", [["numpy"], ["numpy", "psutil"]], ids=["numpy", "numpy+psutil"])
 def test_run_time_part_imports(third_party: list[str]) -> None:
-    assert probe(runtime_modules(), third_party) == {}
+    assert probe(list(runtime_files()), third_party) == {}
 
 
 def test_blocker_blocks() -> None:
