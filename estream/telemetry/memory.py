@@ -11,7 +11,7 @@ from pathlib import Path
 @dataclass(frozen=True)
 class ProcessMemory:
     """In bytes: the resident set's high-water mark (VmHWM), VmRSS + VmSwap now (what zram holds of the process counts
-    in full), dma-bufs that are open or mapped, which are in neither, and shared pages of the resident set (RssShmem)."""
+    in full), dma-bufs that are open or mapped, which are in neither, and shared pages of that set (RssShmem)."""
 
     vm_hwm_bytes: int | None
     rss_plus_swap_bytes: int | None

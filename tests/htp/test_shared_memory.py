@@ -13,42 +13,47 @@ import numpy as np
 import onnx
 import pytest
 
+from estream.errors import UsageError
+from estream.runtime import open_target
+from estream.runtime.htp import HtpTarget
 from qnn_graphs.builder import Builder
 from tests.support import standin
 from tests.support.htp_packages import compiled
 from tests.support.shared_child import GRAPH, MIB
 from tests.support.standin import Answer
 
-
-class Children:
-    """Asks children that find the stand-in; `graph` is a small ONNX file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.library, self.graph = standin.build(folder), folder / "product.onnx"
-        self._log = folder / "log"
-        b = Builder("product")
-        x, w = (b.input(name, GRAPH[name], np.float16) for name in ("x", "down"))
-        b.node("MatMul", x, w, out=b.output("y", GRAPH["y"], np.float16))
-        onnx.save(b.model(), self.graph)
-
-    def ask(self, function: str, *arguments: object, library: bool = True) -> Answer:
-        return standin.ask(self.library if library else None, function, *arguments, log=self._log)
+PIECES = {
+    "split": (7 * MIB, *[3 * MIB] * 10),
+    "refused": (4 * MIB, 2 * MIB, 2 * MIB, 6 * MIB, 2 * MIB),
+    "one of 2 GiB": (1 << 40, 1 << 31),
+    "two of 1 GiB": (1 << 40, 1 << 30, 1 << 30),  # reserved, not touched
+}
 
 
 @pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Children:
-    return Children(tmp_path_factory.mktemp("standin"))
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stand-in, and a small graph beside it."""
+    folder = standin.build(tmp_path_factory.mktemp("standin"))
+    b = Builder("product")
+    x, w = (b.input(name, GRAPH[name], np.float16) for name in ("x", "down"))
+    b.node("MatMul", x, w, out=b.output("y", GRAPH["y"], np.float16))
+    onnx.save(b.model(), folder / "product.onnx")
+    (folder / "data").write_bytes(os.urandom(MIB))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("shared"), "olmoe", experts="int8", hidden_size=64)[0]
+def answers(library: Path) -> dict[str, Answer]:
+    """Of one child to everything that takes a graph."""
+    graph = library / "product.onnx"
+    calls: dict[str, list[object]] = {"memory": ["memory", graph, library / "data"]}
+    calls |= {name: ["pieces", graph, *sizes] for name, sizes in PIECES.items()}
+    calls |= {name: [name, graph] for name in ("nth", "order", "descriptors", "host_memory")}
+    return dict(zip(calls, standin.ask(library, library / "log", *calls.values()), strict=True))
 
 
-def test_allocation_ownership_reading_and_release(children: Children, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.write_bytes(os.urandom(MIB))
-    answer = children.ask("memory", children.graph, data)
+def test_allocation_ownership_reading_and_release(answers: dict[str, Answer]) -> None:
+    answer = answers["memory"]
     said = answer.value
     assert said["before a graph"] == "no memory for too early: it comes from a session. Load a graph first"
     assert said["aligned"] and said["zeros"]
@@ -66,19 +71,18 @@ def test_allocation_ownership_reading_and_release(children: Children, tmp_path: 
     assert not answer.calls("refused") and not answer.calls("stray")
 
 
-def test_mappings_are_split_where_large_ones_are_refused(children: Children) -> None:
-    sizes = [3 * MIB] * 10
-    answer = children.ask("pieces", children.graph, 7 * MIB, *sizes)
+def test_mappings_are_split_where_large_ones_are_refused(answers: dict[str, Answer]) -> None:
+    answer = answers["split"]
     said = answer.value
-    assert said["sizes"] and said["apart"] and said["owned"] and said["bytes"] == sum(sizes)
+    assert said["sizes"] and said["apart"] and said["owned"] and said["bytes"] == 30 * MIB
     assert [int(size) // MIB for (size,) in answer.calls("refused")] == [30, 15]
     assert {int(size) // MIB for _, size, *_ in answer.calls("alloc")} == {6} and said["mappings"] == 5
     assert said["again"] == [10, 10]  # and nothing larger was tried
-    assert "a mapping of 31457280 bytes was refused" in answer.warnings and answer.warnings.count("refused") == 1
+    assert len(said["warnings"]) == 1 and "a mapping of 31457280 bytes was refused" in said["warnings"][0]
 
 
-def test_a_piece_that_is_refused_leaves_nothing_and_is_told(children: Children) -> None:
-    said = children.ask("pieces", children.graph, 4 * MIB, 2 * MIB, 2 * MIB, 6 * MIB, 2 * MIB).value
+def test_a_piece_that_is_refused_leaves_nothing_and_is_told(answers: dict[str, Answer]) -> None:
+    said = answers["refused"].value
     assert said["mappings"] == 0
     assert re.search(
         r"shared memory for arena was refused \(.*rpcmem_alloc.*\): mappings of 12582912, 6291456 bytes "
@@ -87,19 +91,19 @@ def test_a_piece_that_is_refused_leaves_nothing_and_is_told(children: Children) 
     )
 
 
-def test_more_than_two_gibibytes_in_one_piece_is_an_error(children: Children) -> None:
-    answer = children.ask("pieces", children.graph, 1 << 40, 1 << 31)
+def test_more_than_two_gibibytes_in_one_piece_is_an_error(answers: dict[str, Answer]) -> None:
+    answer = answers["one of 2 GiB"]
     assert "mappings of 2147483648 bytes" in answer.value["error"]
     assert not answer.calls("alloc") and not answer.calls("refused")  # the provider was not asked
 
 
-def test_two_gibibytes_in_pieces_are_two_mappings(children: Children) -> None:
-    answer = children.ask("pieces", children.graph, 1 << 40, 1 << 30, 1 << 30)  # reserved, not touched
+def test_two_gibibytes_in_pieces_are_two_mappings(answers: dict[str, Answer]) -> None:
+    answer = answers["two of 1 GiB"]
     assert answer.value["mappings"] == 2 and answer.value["bytes"] == 1 << 31
 
 
-def test_each_allocation_fails_in_turn(children: Children) -> None:
-    rounds = children.ask("nth", children.graph).value
+def test_each_allocation_fails_in_turn(answers: dict[str, Answer]) -> None:
+    rounds = answers["nth"].value
     assert all(one["left"] == [0, 0, 0, 0] for one in rounds)
     assert "shared memory for vectors was refused" in rounds[0]["error"] and rounds[0]["mappings"] == 0
     # The arena goes on in smaller mappings.
@@ -108,8 +112,8 @@ def test_each_allocation_fails_in_turn(children: Children) -> None:
     assert len(rounds) == 4
 
 
-def test_release_order(children: Children) -> None:
-    events = children.ask("order", children.graph).value
+def test_release_order(answers: dict[str, Answer]) -> None:
+    events = answers["order"].value
     assert events.count("Value") == 9 and events.count("Session") == 3
     assert events[:9] == ["Value"] * 9
     # Memory and its allocator go while the session that they came from lives; the provider's library goes last.
@@ -118,25 +122,27 @@ def test_release_order(children: Children) -> None:
     assert events[15:] == ["MemoryInfo", "SessionOptions", "UnregisterExecutionProviderLibrary", "Env"]
 
 
-def test_without_the_library(children: Children) -> None:
-    said = children.ask("without", children.graph, library=False).value
-    assert "libcdsprpc.so" in said["shared"] and "ESTREAM_SHARED_MEMORY=off" in said["shared"]
-    assert said["host"] == "None"
+def test_without_the_library(library: Path) -> None:
+    (answer,) = standin.ask(None, library / "log", ["without", library / "product.onnx"])
+    assert "libcdsprpc.so cannot be loaded" in answer.value["shared"]
+    assert "ESTREAM_SHARED_MEMORY=off" in answer.value["shared"] and answer.value["host"] == "None"
 
 
-def test_without_descriptors(children: Children) -> None:
-    said = children.ask("descriptors", children.graph).value
+def test_without_descriptors(answers: dict[str, Answer]) -> None:
+    said = answers["descriptors"].value
     assert "shared memory for x was refused" in said["error"] and "rpcmem_to_fd" in said["error"]
     assert said["left"] == [0, 0, 0, 0]
 
 
-def test_host_memory_bound_in_a_sharing_target_is_counted(children: Children) -> None:
-    said = children.ask("host_memory", children.graph).value
+def test_host_memory_bound_in_a_sharing_target_is_counted(answers: dict[str, Answer]) -> None:
+    said = answers["host_memory"].value
     assert said == {"copied": 2 * 2 * sum(rows * columns for rows, columns in GRAPH.values()), "y": 64.0}
 
 
-def test_engines_return_everything(children: Children, package: Path) -> None:
-    said = children.ask("engines", package).value
+def test_engines_return_everything(library: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    package, _ = compiled(tmp_path_factory.mktemp("shared"), "mixtral", num_hidden_layers=1)
+    engines, agreement = standin.ask(library, library / "log", ["engines", package], ["agreement", package])
+    said = engines.value
     assert said["configuration"]["shared_memory"] is True and said["configuration"]["shared_mappings"] > 1
     assert said["shared"]
     assert re.search(r"graph norm: .*(1000|memRegister)", said["prefill"]) and said["twice"] == said["prefill"]
@@ -144,17 +150,22 @@ def test_engines_return_everything(children: Children, package: Path) -> None:
     assert said["rounds"] == [clean, True, clean, True, clean]
     for error, left in said["failed"]:
         assert "was refused" in error and left == clean
+    # Host memory bound in a sharing target gives the same logits as without sharing, and is counted.
+    assert agreement.value["equal"] and agreement.value["unset"] and agreement.value["copied"] > 0
 
 
-def test_logits_are_the_same_and_copies_are_reported(children: Children, package: Path) -> None:
-    said = children.ask("agreement", package).value
-    assert said["equal"] and said["unset"] and said["copied"] > 0
+@pytest.mark.parametrize(("value", "expected"), [("on", True), ("off", False), ("auto", False), (None, False)])
+def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool) -> None:
+    monkeypatch.delenv("ESTREAM_SHARED_MEMORY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ESTREAM_SHARED_MEMORY", value)
+    with open_target("htp", threads=1) as target:
+        assert isinstance(target, HtpTarget) and target.shared is expected
+    with open_target("htp", threads=1, shared=not expected) as target:
+        assert isinstance(target, HtpTarget) and target.shared is not expected
 
 
-@pytest.mark.parametrize(("value", "expected"), [("on", True), ("off", False), ("auto", False)])
-def test_the_environment_decides(children: Children, value: str, expected: bool) -> None:
-    assert children.ask("environment", value).value is expected
-
-
-def test_an_environment_that_cannot_be_meant(children: Children) -> None:
-    assert "ESTREAM_SHARED_MEMORY cannot be 'yes' (had auto, on, off)" in children.ask("environment", "yes").value
+def test_an_environment_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESTREAM_SHARED_MEMORY", "yes")
+    with pytest.raises(UsageError, match=r"ESTREAM_SHARED_MEMORY cannot be 'yes' .had auto, on, off"):
+        open_target("htp", threads=1)

@@ -1,8 +1,8 @@
-"""What test_shared_memory.py does in child processes: `python -m tests.support.shared_child FUNCTION [ARGUMENTS]`."""
+"""What test_shared_memory.py does in child processes (`standin.ask`)."""
 
 from __future__ import annotations
 
-import json
+import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +13,12 @@ import numpy as np
 from estream import Engine
 from estream.errors import EStreamError, TargetError
 from estream.flash.pool import PoolFile
-from estream.runtime import open_target
 from estream.runtime.capi import CApi
 from estream.runtime.htp import HtpTarget
 from estream.runtime.mock import MockTarget
 from estream.runtime.soc import DEFAULT_SOC, find_soc
 from estream.runtime.target import Buffer
-from tests.support.standin import Standin, answer
+from tests.support.standin import Standin, serve
 from tests.support.tiny_checkpoints import prompt
 
 MIB = 1 << 20
@@ -73,17 +72,22 @@ def memory(graph: str, data: str) -> dict[str, Any]:
 
 def pieces(graph: str, above: str, *sizes: str) -> dict[str, Any]:
     """Pieces where mappings of more than `above` bytes are refused: which share a mapping."""
-    with opened() as target:
+    wanted, warnings = [int(size) for size in sizes], list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("estream.memory").addHandler(handler)
+    with ExitStack() as cleanup:
+        cleanup.callback(logging.getLogger("estream.memory").removeHandler, handler)
+        target = cleanup.enter_context(opened())
         target.load(Path(graph))
         standin = Standin()
         standin.refuse(above=int(above))
-        said: dict[str, Any] = {}
-        wanted = [int(size) for size in sizes]
+        cleanup.callback(standin.refuse)
         try:
             buffers = target.allocate_pieces(wanted, "arena")
         except TargetError as error:
             return {"error": str(error), "mappings": standin.mappings}
-        said["mappings"], said["bytes"] = standin.mappings, standin.nbytes
+        said: dict[str, Any] = {"mappings": standin.mappings, "bytes": standin.nbytes}
         said["sizes"] = [buffer.nbytes for buffer in buffers] == wanted
         said["apart"] = all(
             first.address + first.nbytes <= second.address or second.address + second.nbytes <= first.address
@@ -92,7 +96,7 @@ def pieces(graph: str, above: str, *sizes: str) -> dict[str, Any]:
         )
         said["owned"] = all(target.in_shared_memory(buffer) for buffer in buffers)
         said["again"] = len(target.allocate_pieces(wanted, "the same")), standin.mappings
-        return said
+        return {**said, "warnings": warnings}
 
 
 def nth(graph: str) -> list[dict[str, Any]]:
@@ -113,6 +117,7 @@ def nth(graph: str) -> list[dict[str, Any]]:
         said["mappings"] = standin.mappings - before
         target.close()
         rounds.append({**said, "left": standin.left()})
+        standin.refuse()
         if "error" not in said and said["mappings"] == 3:
             return rounds
     raise AssertionError("it never ended")
@@ -164,8 +169,9 @@ def descriptors(graph: str) -> dict[str, Any]:
     with opened() as target:
         target.load(Path(graph))
         standin = Standin()
-        standin.lose_descriptors()
+        standin.lose_descriptors(True)
         said = refused(target.allocate, 4096, "x")
+        standin.lose_descriptors(False)
     return {"error": said, "left": standin.left()}
 
 
@@ -217,16 +223,5 @@ def agreement(package: str) -> dict[str, Any]:
     return {"equal": bool(np.array_equal(logits, expected.logits)), "copied": inner.npu_bytes_copied, "unset": unset}
 
 
-def environment(value: str) -> Any:
-    import os
-
-    os.environ["ESTREAM_SHARED_MEMORY"] = value
-    try:
-        with open_target("htp", threads=1) as target:
-            return getattr(target, "shared", None)
-    except EStreamError as error:
-        return str(error)
-
-
 if __name__ == "__main__":
-    answer(globals()[sys.argv[1]](*json.loads(sys.argv[2])))
+    serve(globals(), sys.argv[1])

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,34 +29,38 @@ def build(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a child returned, and the stand-in's log."""
+    """What a call returned, and what the stand-in logged meanwhile."""
 
     value: Any
     log: list[list[str]]
-    warnings: str
 
     def calls(self, name: str) -> list[list[str]]:
         return [line[1:] for line in self.log if line[0] == name]
 
 
-def ask(folder: Path | None, function: str, *arguments: object, log: Path) -> Answer:
-    """Calls a function of tests.support.shared_child in a child that finds the library in `folder` (None: nowhere)."""
-    log.unlink(missing_ok=True)
+def ask(folder: Path | None, log: Path, *calls: list[object]) -> list[Answer]:
+    """Calls functions of tests.support.shared_child, [name, arguments ...] each, one after the other in a child that
+    finds the library in `folder` (None: nowhere)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CDSPRPC_LOG": str(log)}
     environment.pop("ESTREAM_SHARED_MEMORY", None)
     if folder is not None:
         environment["LD_LIBRARY_PATH"] = str(folder)  # read when a process starts: that is why there are children
-    command = [sys.executable, "-m", "tests.support.shared_child", function, json.dumps(list(map(str, arguments)))]
+    wanted = json.dumps([list(map(str, call)) for call in calls])
+    command = [sys.executable, "-m", "tests.support.shared_child", wanted]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd=ROOT)
-    answers = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    assert done.returncode == 0 and len(answers) == 1, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
-    lines = log.read_text().splitlines() if log.exists() else []
-    return Answer(json.loads(answers[0]), [line.split() for line in lines], done.stderr)
+    lines = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return [Answer(*json.loads(line)) for line in lines]
 
 
-def answer(value: object) -> None:
+def serve(functions: Mapping[str, Callable[..., object]], wanted: str) -> None:
     """The child's side of `ask`."""
-    print(f"\n{_MARK}{json.dumps(value)}", flush=True)
+    log = Path(os.environ["CDSPRPC_LOG"])
+    for name, *arguments in json.loads(wanted):
+        log.unlink(missing_ok=True)
+        value = functions[name](*arguments)
+        lines = log.read_text().splitlines() if log.exists() else []
+        print(f"\n{_MARK}{json.dumps([value, [line.split() for line in lines]])}", flush=True)
 
 
 class Standin:
@@ -71,8 +76,8 @@ class Standin:
         none."""
         self._library.standin_refuse(above, nth, count)
 
-    def lose_descriptors(self) -> None:
-        self._library.standin_without_descriptors(1)
+    def lose_descriptors(self, yes: bool) -> None:
+        self._library.standin_without_descriptors(yes)
 
     @property
     def mappings(self) -> int:
