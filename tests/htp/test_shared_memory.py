@@ -150,6 +150,7 @@ def test_engines_return_everything(library: Path, tmp_path_factory: pytest.TempP
     assert said["rounds"] == [clean, True, clean, True, clean]
     for error, left in said["failed"]:
         assert "was refused" in error and left == clean
+    assert said["budget"][0].startswith("the memory budget leaves no room") and said["budget"][1] == clean
     # Host memory bound in a sharing target gives the same logits as without sharing, and is counted.
     assert agreement.value["equal"] and agreement.value["unset"] and agreement.value["copied"] > 0
 

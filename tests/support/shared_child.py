@@ -208,6 +208,8 @@ def engines(package: str) -> dict[str, Any]:
     for number in (1, 2, 3, 4):
         standin.refuse(nth=number, count=1000)
         said["failed"].append([refused(Engine, package, opened()), standin.left()])
+    standin.refuse()
+    said["budget"] = [refused(Engine, package, opened(), 1 << 20), standin.left()]
     return said
 
 
