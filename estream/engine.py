@@ -199,6 +199,7 @@ class Engine:
         rows = [slice(stop - len(prompt), stop) for prompt, stop in zip(prompts, stops, strict=True)]
         watch = Stopwatch(self._trace)
         state.bytes_copied = 0
+        self._copied_before = self._copied_so_far()
         self._parts.runner.begin(tokens)
         self._weights.begin(head=logits is not None)
         prefetch = self.prefetch_for(tokens)
@@ -265,6 +266,7 @@ class Engine:
         counters, panels = self._experts.counters, self.package.pool.panels_per_expert
         arena = self._opened.configuration.arena_bytes
         resident = self._weights.nbytes + self._experts.kept_bytes
+        (staged_before, of_npu_before), (staged, of_npu) = self._copied_before, self._copied_so_far()
         row_bytes = self.package.dense["embed"].nbytes // self.package.architecture.vocab
         return PrefillStats.measured(
             watch,
@@ -279,12 +281,19 @@ class Engine:
             flash_busy_s=counters.busy_s,
             rows_computed=self._parts.runner.rows_computed,
             rows_useful=self._parts.runner.rows_useful,
-            bytes_copied=self._parts.state.bytes_copied,
+            bytes_copied=self._parts.state.bytes_copied + staged - staged_before,
+            npu_bytes_copied=None if of_npu is None else of_npu - (of_npu_before or 0),
             direct_io=self._opened.file.direct,
             direct_io_reason=self._opened.file.direct_reason,
             arena_bytes=arena,
             resident_weight_bytes=resident,
+            shared_bytes=getattr(self._opened.target, "shared_bytes", None),
         )
+
+    def _copied_so_far(self) -> tuple[int, int | None]:
+        """Bytes that went through a buffer to be read, and that the NPU's driver copied, since the engine opened."""
+        staged = self._opened.file.staged_bytes + self._weights.staged_bytes
+        return staged, getattr(self._opened.target, "npu_bytes_copied", None)
 
     def close(self) -> None:
         """Releases everything. A prefill in another thread ends with ClosedError first; one that this thread is in the

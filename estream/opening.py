@@ -14,6 +14,7 @@ from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
 from estream.layers.htp.find import find_contexts
+from estream.layers.htp.graphs import HtpGraphs
 from estream.layers.signs import panel_preparation
 from estream.layers.targets import Parts, open_parts
 from estream.layers.weights import DenseWeights
@@ -21,6 +22,7 @@ from estream.package.embedding import Embedding
 from estream.package.reader import Package
 from estream.prompt import longest_prompt
 from estream.runtime import open_target
+from estream.runtime.pieces import join
 from estream.runtime.target import Target
 from estream.solver.automatic import LANES, Configuration, budget_bytes, held_bytes, resolve
 from estream.solver.tuned import tuned
@@ -111,6 +113,7 @@ class Opened:
             "verify_reads": self.experts.verifies,
             "direct_io": self.file.direct,
             **self.parts.configuration,
+            **({"shared_mappings": self.target.shared_mappings} if hasattr(self.target, "shared_mappings") else {}),
         }
 
 
@@ -130,13 +133,16 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     if isinstance(target, str):
         target = open_target(target, threads=options.threads, reference=options.reference, soc=options.soc)
     cleanup.callback(target.close)
-    contexts = find_contexts(package, options.soc) if target.graphs == "htp" else None
+    # Before anything is allocated: memory that an NPU sees comes from a loaded graph's session.
+    graphs = HtpGraphs(target, find_contexts(package, options.soc)) if target.graphs == "htp" else None
     verify = options.verify_reads
     weights = DenseWeights(target, package, direct=options.direct_io, lanes=options.lanes or LANES, verify=verify)
     cleanup.callback(weights.close)
-    parts = open_parts(target, package, weights, max_tokens, contexts)
-    now = process_memory().rss_plus_swap_bytes or 0
-    held = held_bytes(now, parts.state.nbytes, parts.state.scratch_bytes, arch, max_tokens)
+    parts = open_parts(target, package, weights, max_tokens, graphs)
+    shared: int | None = getattr(target, "shared_bytes", None)
+    now = process_memory().held_bytes(shared or 0) or 0
+    reserved = parts.state.nbytes if shared is None else 0  # shared memory is taken when it is allocated
+    held = held_bytes(now, reserved, parts.state.scratch_bytes, arch, max_tokens)
     sizes = (weights.resident_bytes, weights.paged_bytes)
     configuration, by_profile = _configure(options, package, target, max_tokens, budget, held, sizes)
     weights.settle(configuration.dense_weights == "paged", options.trace)
@@ -186,19 +192,16 @@ def _open_experts(
     prepare = panel_preparation(target, pool.panel)
     checksum = package.checksum if options.verify_reads else None
     if chosen.resident == "all":
-        buffer = target.allocate(max(pool.pool_bytes, 1), "resident experts")
+        records = [pool.record_bytes] * (pool.experts * len(pool.moe_layers))
+        buffers = join(target.allocate_pieces(records, "resident experts")) if records else []
         return ResidentExperts(
-            file, pool, buffer, lanes=chosen.lanes, checksum=checksum, prepare=prepare, progress=options.progress
+            file, pool, buffers, lanes=chosen.lanes, checksum=checksum, prepare=prepare, progress=options.progress
         )
-    arena = target.allocate(max(chosen.arena_bytes, 1), "arena")
-    banks = [arena.part(bank * chosen.bank_bytes, chosen.bank_bytes) for bank in range(chosen.banks)]
+    banks = target.allocate_pieces([chosen.bank_bytes] * chosen.banks, "arena")
     homes = []
     if chosen.pinned:
-        whole = target.allocate(chosen.pinned_bytes, "pinned experts")
-        sizes, at = Homes(pool, chosen.group, chosen.pinned, chosen.banks).sizes, 0
-        for size in sizes:
-            homes.append(whole.part(at, size))
-            at += size
+        sizes = Homes(pool, chosen.group, chosen.pinned, chosen.banks).sizes
+        homes = target.allocate_pieces(sizes, "pinned experts")
     return ExpertStream(
         file,
         pool,

@@ -49,7 +49,8 @@ def calibrate(
     with ExitStack() as cleanup:
         opened = open_model(Path(path), Options(backend=backend, group=1, banks=1, threads=threads), cleanup)
         target, package = opened.target, opened.package
-        base = max(0, (process_memory().rss_plus_swap_bytes or 0) - opened.weights.nbytes)
+        shared: int = getattr(target, "shared_bytes", None) or 0  # weights and activations
+        base = max(0, (process_memory().held_bytes(shared) or 0) - max(shared, opened.weights.nbytes))
         if getattr(target, "simulated", False):
             raise UsageError("the simulator's times say nothing of the NPU", next_step="Calibrate on the phone")
         rates = []

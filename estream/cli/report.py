@@ -106,7 +106,10 @@ def statistics(stats: Mapping[str, Any]) -> str:
     )
     held = (
         f"peak {_bytes(memory['peak_bytes'])} (arena {_bytes(memory['arena_bytes'])}, "
-        f"resident weights {_bytes(memory['resident_weight_bytes'])})"
+        f"resident weights {_bytes(memory['resident_weight_bytes'])}"
+        + (f", shared with the NPU {_bytes(memory['shared_bytes'])}" if memory["shared_bytes"] else "")
+        + ")"
+        + (f"; copied by the NPU's driver {_bytes(stats['npu_bytes_copied'])}" if stats["npu_bytes_copied"] else "")
     )
     return table(
         [("time", f"{time}; load {_seconds(stats['load_s'])}"), ("flash", flash), ("memory", held)],
@@ -149,7 +152,7 @@ def _percent(value: float | None) -> str:
 
 
 def _direct(stats: Mapping[str, Any]) -> str:
-    if stats["direct_io"]:
-        return "direct I/O"
     reason = stats["direct_io_reason"]
+    if stats["direct_io"]:
+        return "direct I/O" + (f" {reason}" if reason else "")
     return "buffered reads" + (f" ({reason})" if reason else "")

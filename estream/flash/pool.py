@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from estream.errors import FlashError
+from estream.flash import staging
+from estream.flash.staging import Staging
 from estream.package.layout import ALIGNMENT
 
+_log = logging.getLogger("estream.flash")
 ASKED_FOR = "asked for"  # direct_reason when the caller wanted buffered reads
 
 
@@ -30,7 +35,8 @@ class Source(Protocol):
 class PoolFile:
     """An open file read in pieces whose offsets and lengths are multiples of 16 KiB; any thread may read.
 
-    `direct`: O_DIRECT is in use; else `direct_reason` says why not.
+    `direct`: O_DIRECT is in use; else `direct_reason` says why not. Where memory takes no direct reads they go through
+    a buffer: `direct_reason` says so, and `staged_bytes` were copied.
     """
 
     def __init__(self, path: Path, fd: int, direct: bool, direct_reason: str | None) -> None:
@@ -39,6 +45,8 @@ class PoolFile:
         self.direct = direct
         self.direct_reason = direct_reason
         self._fd = fd
+        self._staging: Staging | None = None
+        self._lock = threading.Lock()
         self._identity = _identity(fd)
         self.nbytes = self._identity[2]
 
@@ -81,7 +89,7 @@ class PoolFile:
         done = 0
         while done < wanted:
             try:
-                got = os.preadv(self._fd, [memory[done:]], offset + done)
+                got = self._read(memory[done:], offset + done)
             except OSError as error:
                 raise FlashError(
                     f"reading {where} failed: {error.strerror}",
@@ -99,6 +107,24 @@ class PoolFile:
                     next_step="Run `estream verify`, then pack or copy the package again.",
                 )
             done += step
+
+    @property
+    def staged_bytes(self) -> int:
+        return 0 if self._staging is None else self._staging.nbytes
+
+    def _read(self, memory: memoryview, offset: int) -> int:
+        """Raises OSError."""
+        if self._staging is None:
+            try:
+                return os.preadv(self._fd, [memory], offset)
+            except OSError as error:
+                if error.errno != errno.EFAULT or not self.direct:
+                    raise
+            with self._lock:  # lanes that meet it at the same time share one count
+                if self._staging is None:
+                    self._staging, self.direct_reason = Staging(), staging.REASON
+                    _log.warning("%s: %s", self.path, staging.REASON)
+        return self._staging.read(self._fd, memory, offset)
 
     def _next_step(self, code: int | None) -> str:
         if code == errno.EINVAL and self.direct:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,7 +18,8 @@ from estream.runtime.target import Buffer
 
 
 class ResidentExperts:
-    """Reads the whole pool into `buffer` (page-aligned, at least pool_bytes) when built; a layer is one group.
+    """Reads the whole pool into `buffers` (page-aligned, whole records each, pool_bytes together) when built; a layer
+    is one group.
 
     checksum: (layer, panel) -> CRC-32, to verify every panel once, or None. prepare: called once with the bytes of
     every panel, after that. progress: (stage, done, total) in bytes.
@@ -27,47 +30,56 @@ class ResidentExperts:
         self,
         source: Source,
         layout: PoolLayout,
-        buffer: Buffer,
+        buffers: Sequence[Buffer],
         *,
         lanes: int = 2,
         checksum: Checksum | None = None,
         prepare: Prepare | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if buffer.nbytes < layout.pool_bytes:
-            had = f"{buffer.nbytes} bytes"
-            raise FlashError("the buffer cannot hold all records", asked=f"{layout.pool_bytes} bytes", had=had)
+        sizes = [buffer.nbytes for buffer in buffers]
+        if sum(sizes) != layout.pool_bytes or any(size % layout.record_bytes for size in sizes):
+            had = f"{sum(sizes)} bytes in {len(sizes)} buffers"
+            raise FlashError("the buffers do not hold all records", asked=f"{layout.pool_bytes} bytes", had=had)
         self._layout = layout
         self._size = layout.panel.panel_bytes
-        self._buffer = buffer.part(0, layout.pool_bytes)
+        self._buffers = list(buffers)
+        self._starts = [0, *accumulate(sizes)][:-1]  # bytes of the pool before each buffer
         self.kept_bytes = layout.pool_bytes
         self.verifies = checksum is not None
         self.counters = Counters()
         self.loaded_bytes = load_ranges(
-            source, [(self._buffer, layout.data_offset)], lanes=lanes, progress=progress, stage="loading experts"
+            source,
+            [(buffer, layout.data_offset + at) for buffer, at in zip(buffers, self._starts, strict=True)],
+            lanes=lanes,
+            progress=progress,
+            stage="loading experts",
         )
         if checksum is not None:
             self._verify(checksum, progress)
         if prepare is not None:
-            memory = self._buffer.memory()
             for at in range(0, layout.pool_bytes, self._size):
-                prepare(memory[at : at + self._size])
+                prepare(self._panel(at).memory())
         self._closed = False
         self._active = False
         self._needed: dict[int, list[int]] = {}
         self._done = 0  # layers whose groups were handed out
 
     def _verify(self, checksum: Checksum, progress: Progress | None) -> None:
-        memory = self._buffer.memory()
         for layer in self._layout.moe_layers:
             for panel in range(self._layout.panels_per_layer):
                 at = self._offset(layer, panel)
-                check_panel(memory[at : at + self._size], self._layout, layer, panel, checksum)
+                check_panel(self._panel(at).memory(), self._layout, layer, panel, checksum)
             if progress is not None:
                 progress("verifying experts", at + self._size, self._layout.pool_bytes)
 
     def _offset(self, layer: int, panel: int) -> int:
         return self._layout.panel_offset(layer, panel) - self._layout.data_offset
+
+    def _panel(self, at: int) -> Buffer:
+        """The panel that starts at byte `at` of the pool."""
+        buffer = bisect_right(self._starts, at) - 1
+        return self._buffers[buffer].part(at - self._starts[buffer], self._size)
 
     def begin(self, mode: str | None = None) -> None:
         """Starts a prefill; there is nothing to prefetch. Raises FlashError if one is running."""
@@ -98,7 +110,7 @@ class ResidentExperts:
         self._done += 1
         panels = self._needed[layer]
         if panels:
-            parts = tuple((panel, self._buffer.part(self._offset(layer, panel), self._size)) for panel in panels)
+            parts = tuple((panel, self._panel(self._offset(layer, panel))) for panel in panels)
             yield ReadyGroup(layer, 0, 0, parts, lambda: None)
 
     def end(self) -> None:
@@ -114,7 +126,7 @@ class ResidentExperts:
         self._active = False
 
     def close(self) -> None:
-        """No prefill after this. The buffer stays its owner's."""
+        """No prefill after this. The buffers stay their owner's."""
         self._closed = True
         self._active = False
 

@@ -22,7 +22,6 @@ from estream.layers.state import State
 from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
 from estream.models.rope import Tables
-from estream.package.contexts import Contexts
 from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import RouteTable
@@ -108,22 +107,28 @@ class Parts:
 
 
 def open_parts(
-    target: Target, package: Package, weights: DenseWeights, max_tokens: int, contexts: Contexts | None
+    target: Target, package: Package, weights: DenseWeights, max_tokens: int, graphs: HtpGraphs | None
 ) -> Parts:
-    """Loads the package's graphs; `settle` of attention and head is left to do. `contexts`: the compiled ones, for
-    target htp. Raises EStreamError."""
-    if contexts is None:
+    """Loads the package's graphs, but for target htp, whose `graphs` are loaded; `settle` of attention and head is left
+    to do. Raises EStreamError."""
+    if graphs is None:
         integers = package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs in INTEGER_GRAPHS
         state = State(target, package.architecture, max_tokens, integers=integers)
         attention = AttentionLayers(target, package, weights, state)
         runner = ExpertRunner(target, package, state)
         return Parts(state, attention, runner, Head(target, package, weights, state))
-    graphs = HtpGraphs(target, contexts)
+    contexts = graphs.contexts
     half = HtpState(target, package.architecture, graphs, weights, max_tokens)
     return Parts(
         half,
         HtpAttention(graphs, package, weights, half),
         HtpExperts(target, graphs.rungs, package.pool, half),
         HtpHead(graphs, package, weights, half),
-        {"soc": contexts.soc, "simulated": contexts.simulated, "ladder": graphs.ladder, "qairt": contexts.qairt},
+        {
+            "soc": contexts.soc,
+            "simulated": contexts.simulated,
+            "shared_memory": getattr(target, "shared", False),
+            "ladder": graphs.ladder,
+            "qairt": contexts.qairt,
+        },
     )

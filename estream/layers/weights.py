@@ -144,6 +144,11 @@ class DenseWeights:
         return 0 if self._pages is None else self._pages.bytes_read
 
     @property
+    def staged_bytes(self) -> int:
+        """Copied because target memory takes no direct reads, since the engine opened."""
+        return self._file.staged_bytes
+
+    @property
     def wait_s(self) -> float:
         """Seconds in which the compute waited for a page, in the running or the last prefill."""
         return 0.0 if self._pages is None else self._pages.wait_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from estream.errors import UsageError
@@ -11,6 +12,7 @@ __all__ = ["TARGETS", "Buffer", "Graph", "Target", "TensorInfo", "open_target"]
 
 TARGETS = ("cpu", "htp", "mock")
 MOST_THREADS = 256
+SHARED_VARIABLE = "ESTREAM_SHARED_MEMORY"
 
 
 def open_target(
@@ -20,6 +22,7 @@ def open_target(
     reference: bool = False,
     library: str | Path | None = None,
     soc: str | None = None,
+    shared: bool | None = None,
 ) -> Target:
     """Opens a target by name; close it when done.
 
@@ -30,6 +33,8 @@ def open_target(
         reference: use the package's reference graphs (dequantise, then float32) instead of the target's own.
         library: path of libonnxruntime.so; None: the one of the installed onnxruntime package.
         soc: htp only: the phone that is simulated, or whose contexts are loaded.
+        shared: htp only: memory that the NPU sees; None: as the environment variable ESTREAM_SHARED_MEMORY says (`on`,
+            `off`), or else wherever the NPU is not simulated.
 
     Raises:
         UsageError: unknown name or SoC, a thread count that is not 1 to MOST_THREADS, or an option that the target does
@@ -49,9 +54,20 @@ def open_target(
         if reference:
             raise UsageError("target htp has no reference graphs", next_step="Use --backend cpu --reference")
         options = find_soc(soc or DEFAULT_SOC).provider_options
-        return HtpTarget(options, threads=threads, library=library)
+        if shared is None:
+            shared = _shared_by_environment()
+        return HtpTarget(options, threads=threads, library=library, shared=shared)
     if name == "mock":
         from estream.runtime.mock import MockTarget
 
         return MockTarget(reference=reference)
     raise UsageError("unknown target", asked=name, had=", ".join(TARGETS), next_step="Choose one of these")
+
+
+def _shared_by_environment() -> bool | None:
+    """Raises UsageError for a value that cannot be meant."""
+    said = os.environ.get(SHARED_VARIABLE, "auto")
+    choices = {"auto": None, "on": True, "off": False}
+    if said not in choices:
+        raise UsageError(f"{SHARED_VARIABLE} cannot be {said!r}", had=", ".join(choices), next_step="Choose one")
+    return choices[said]

@@ -51,12 +51,14 @@ _CHECKED: dict[str, tuple[int, tuple[Any, ...]]] = {
     "GetDimensions": (62, (c_void_p, POINTER(c_int64), c_size_t)),
     "GetSymbolicDimensions": (63, (c_void_p, POINTER(c_char_p), c_size_t)),
     "CreateCpuMemoryInfo": (69, (c_int, c_int, _Handle)),
+    "AllocatorAlloc": (75, (c_void_p, c_size_t, _Handle)),
     "AllocatorFree": (76, (c_void_p, c_void_p)),
     "GetAllocatorWithDefaultOptions": (78, (_Handle,)),
     "CreateEnvWithGlobalThreadPools": (119, (c_int, _Name, c_void_p, _Handle)),
     "DisablePerSessionThreads": (120, (c_void_p,)),
     "CreateThreadingOptions": (121, (_Handle,)),
     "AddSessionConfigEntry": (130, (c_void_p, _Name, _Name)),
+    "CreateAllocator": (131, (c_void_p, c_void_p, _Handle)),
     "RegisterExecutionProviderLibrary": (301, (c_void_p, _Name, _Name)),
     "UnregisterExecutionProviderLibrary": (302, (c_void_p, _Name)),
     "GetEpDevices": (303, (c_void_p, c_void_p, POINTER(c_size_t))),
@@ -78,9 +80,11 @@ _RELEASES = {
     "ReleaseTypeInfo": 98,
     "ReleaseSessionOptions": 100,
     "ReleaseThreadingOptions": 122,
+    "ReleaseAllocator": 132,
 }
 _GET_ERROR_MESSAGE = 2
 _EP_NAME = 312  # EpDevice_EpName
+_MEMORY_INFO = 374  # EpDevice_MemoryInfo
 
 # ONNXTensorElementDataType
 ELEMENT_TYPES: dict[int, np.dtype] = {
@@ -133,6 +137,7 @@ class CApi:
         self._release = {name: self._function(index, None, c_void_p) for name, index in _RELEASES.items()}
         self._checked = {name: self._function(index, c_void_p, *types) for name, (index, types) in _CHECKED.items()}
         self._ep_name = self._function(_EP_NAME, c_char_p, c_void_p)
+        self._memory_info_of = self._function(_MEMORY_INFO, c_void_p, c_void_p, c_int)
         # session, run options, input names, inputs, count, output names, count, outputs → status; see `status_error`
         self.run = self._function(_RUN[0], c_void_p, *_RUN[1])
 
@@ -169,6 +174,11 @@ class CApi:
     def provider_devices(self, environment: int, provider: str) -> list[int]:
         """The environment's devices of one execution provider."""
         return [device for device, name in self.devices(environment) if name == provider]
+
+    def shared_memory_info(self, device: int, kind: int) -> int | None:
+        """What a device says of a kind of memory (OrtDeviceMemoryType); the device owns it. None: it has none."""
+        info: int | None = self._memory_info_of(device, kind)
+        return info
 
     def release(self, kind: str, handle: int | None) -> None:
         """`release("Session", handle)`. Null is ignored."""

@@ -43,6 +43,11 @@ class OrtGraph:
         self._values: dict[tuple[int, int, int | None], int] = {}  # (tensor, address, rows) → handle
         self._unchecked = True
 
+    @property
+    def session_handle(self) -> int:
+        """ONNX Runtime's; 0 once closed."""
+        return 0 if self._session is None else self._session.handle
+
     def bind(self, name: str, buffer: Buffer, rows: int | None = None) -> None:
         """Binds an input or output at a buffer's address; `rows` is its symbolic dimension's value.
 
@@ -69,13 +74,18 @@ class OrtGraph:
         if status:
             raise TargetError(f"graph {self.name}: {self._api.status_error(status)}")
 
+    def unbind(self) -> None:
+        """Releases tensor handles: to run again, everything must be bound again."""
+        self._unchecked = True
+        ctypes.memset(self._handles, 0, ctypes.sizeof(self._handles))
+        self._release_values(keep=frozenset())
+
     def close(self) -> None:
         """Releases tensor handles, then the session. Twice is harmless."""
         session, self._session = self._session, None
         if session is None:
             return
-        self._unchecked = True
-        self._release_values(keep=frozenset())
+        self.unbind()
         session.close()
 
     def _make(self, key: tuple[int, int, int | None], tensor: Tensor, buffer: Buffer) -> int:
@@ -94,11 +104,15 @@ class OrtGraph:
         shape_array = (ctypes.c_int64 * len(tensor.info.shape))(*tensor.shape(rows))
         handle = self._api.create(
             "CreateTensorWithDataAsOrtValue",
-            *(self._memory_info, address, nbytes, shape_array, len(shape_array), tensor.element_type),
+            *(self._memory_info_of(buffer), address, nbytes, shape_array, len(shape_array), tensor.element_type),
             what=where,
         )
         self._values[key] = handle
         return handle
+
+    def _memory_info_of(self, buffer: Buffer) -> int:
+        """What ONNX Runtime is told of the memory that a tensor is bound at."""
+        return self._memory_info
 
     def _release_values(self, keep: frozenset[int]) -> None:
         for key, handle in list(self._values.items()):

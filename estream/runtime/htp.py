@@ -1,7 +1,8 @@
 """Target `htp`: the Hexagon NPU through the QNN execution provider, loaded as a plugin.
 
-On a phone the provider runs on the NPU. On x86-64 the same library simulates it: numbers are the HTP's, times are not.
-Every node runs on the NPU or a graph does not load. Floats on the HTP are float16, whatever an option says.
+On a phone the provider runs on the NPU, and all memory is shared with it (`shared.py`). On x86-64 the same library
+simulates it: numbers are the HTP's, times are not. Every node runs on the NPU or a graph does not load. Floats on the
+HTP are float16, whatever an option says.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import ctypes
 import importlib.util
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from estream.errors import TargetError
 from estream.runtime.capi import CApi
+from estream.runtime.graph import OrtGraph
+from estream.runtime.npu_graph import NpuGraph
 from estream.runtime.ort import OrtTarget
+from estream.runtime.session import Session
+from estream.runtime.shared import SharedMemory, check_library
+from estream.runtime.target import Buffer
 
 PROVIDER = "QNNExecutionProvider"
 _PLUGIN = "libonnxruntime_providers_qnn.so"
@@ -61,6 +67,8 @@ class HtpTarget(OrtTarget):
 
     options: what the provider is told beside the back end, for instance soc_model and htp_arch.
     folder: where the QNN libraries lie; None: the installed package.
+    shared: memory that the NPU sees, instead of the host's, which its driver copies at every call; None: unless this
+    machine simulates the NPU. It comes from the first loaded graph's session: nothing can be allocated before.
     """
 
     name = "htp"
@@ -75,12 +83,92 @@ class HtpTarget(OrtTarget):
         threads: int | None = None,
         folder: str | Path | None = None,
         library: str | Path | None = None,
+        shared: bool | None = None,
     ) -> None:
         self.max_rows = max_rows
         self.simulated = simulated()
+        self.shared = not self.simulated if shared is None else shared
+        self._shared_memory: SharedMemory | None = None
+        self._copied = 0
         self._libraries = QnnLibraries.find(folder)
         self._provider_options = {"backend_path": str(self._libraries.backend), **options}
+        if self.shared:
+            self._provider_options["enable_htp_shared_memory_allocator"] = "1"
         super().__init__(threads=threads, library=library)
+
+    @property
+    def shared_bytes(self) -> int | None:
+        """Mapped for host and NPU; None where memory is the host's."""
+        return None if self._shared_memory is None else self._shared_memory.nbytes
+
+    @property
+    def shared_mappings(self) -> int | None:
+        return None if self._shared_memory is None else self._shared_memory.mappings
+
+    @property
+    def npu_bytes_copied(self) -> int | None:
+        """Bytes of tensors in memory that the NPU does not see, over all runs; None in a simulator without any."""
+        return None if self.simulated and not self.shared else self._copied
+
+    def allocate(self, nbytes: int, label: str) -> Buffer:
+        """As a Target's. Raises TargetError, also before a graph was loaded where memory is shared."""
+        return self._memory_for(label).allocate(nbytes, label) if self.shared else super().allocate(nbytes, label)
+
+    def allocate_pieces(self, sizes: Sequence[int], label: str) -> list[Buffer]:
+        if not self.shared:
+            return super().allocate_pieces(sizes, label)
+        return self._memory_for(label).allocate_pieces(sizes, label)
+
+    def load(self, path: Path) -> OrtGraph:
+        """Also raises TargetError where memory is to be shared and cannot be."""
+        try:
+            graph = super().load(path)
+        except TargetError:
+            if self.shared and self._shared_memory is None:
+                check_library()
+            raise
+        if self.shared and self._shared_memory is None:
+            self._shared_memory = SharedMemory(self._api, self._device(), graph.session_handle)
+        return graph
+
+    def close(self) -> None:
+        """Tensor handles, sessions, memory, its allocator, the session that this belongs to, the run time."""
+        memory, self._shared_memory = self._shared_memory, None
+        try:
+            if memory is not None:
+                for graph in self._graphs:
+                    graph.unbind()
+                while len(self._graphs) > 1:
+                    self._graphs.pop().close()
+                memory.close()
+        finally:
+            super().close()
+
+    def _memory_for(self, label: str) -> SharedMemory:
+        self._check_open(f"allocate {label}")
+        if self._shared_memory is None:
+            raise TargetError(f"no memory for {label}: it comes from a session", next_step="Load a graph first")
+        return self._shared_memory
+
+    def _make_graph(self, name: str, session: Session) -> OrtGraph:
+        return NpuGraph(name, self._api, session, self._memory_info, self)
+
+    def in_shared_memory(self, buffer: Buffer) -> int | None:
+        """What ONNX Runtime is told of a buffer that the NPU sees; None: it does not."""
+        memory = self._shared_memory
+        return memory.memory_info if memory is not None and memory.owns(buffer) else None
+
+    def count_copied(self, nbytes: int) -> None:
+        """A graph runs with so many bytes of tensors in memory that the NPU does not see."""
+        self._copied += nbytes
+
+    def _device(self) -> int:
+        devices = self._api.provider_devices(self._environment.handle, PROVIDER)
+        if not devices:
+            raise TargetError(
+                f"{self._libraries.plugin.name} found no NPU", next_step="Run `estream doctor` to see what is missing"
+            )
+        return devices[0]
 
     def _open_provider(self, resources: ExitStack) -> None:
         register_plugin(self._api, self._environment.handle, self._libraries.plugin)
@@ -88,16 +176,12 @@ class HtpTarget(OrtTarget):
 
     def _configure(self, options: int) -> None:
         api, what = self._api, "session options of the NPU"
-        devices = api.provider_devices(self._environment.handle, PROVIDER)
-        if not devices:
-            raise TargetError(
-                f"{self._libraries.plugin.name} found no NPU", next_step="Run `estream doctor` to see what is missing"
-            )
+        device = self._device()
         api.call("AddSessionConfigEntry", options, b"session.disable_cpu_ep_fallback", b"1", what=what)
         count = len(self._provider_options)
         keys = (ctypes.c_char_p * count)(*(key.encode() for key in self._provider_options))
         values = (ctypes.c_char_p * count)(*(value.encode() for value in self._provider_options.values()))
-        chosen = (ctypes.c_void_p * 1)(devices[0])
+        chosen = (ctypes.c_void_p * 1)(device)
         api.call(
             "SessionOptionsAppendExecutionProvider_V2",
             *(options, self._environment.handle, chosen, 1, keys, values, count),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import numpy as np
 
 from estream.errors import TargetError
 from estream.runtime.memory import HostMemory
+from estream.runtime.pieces import cut
 from estream.runtime.target import Buffer, Graph, Target, TensorInfo
 
 # Receives every bound tensor by name as a numpy view of the bound memory, and writes the outputs in place.
@@ -96,6 +97,10 @@ class MockTarget:
         if too_large or len(self.allocations) == faults.allocation:
             raise TargetError(f"memory for {label} was refused (injected)", asked=f"{nbytes} bytes")
         return self._memory.allocate(nbytes, label)
+
+    def allocate_pieces(self, sizes: Sequence[int], label: str) -> list[Buffer]:
+        """One allocation, in parts; recorded and refused as such."""
+        return cut(self.allocate(sum(sizes), label), sizes)
 
     def load(self, path: Path) -> MockGraph:
         """The graph named by the file's stem; the file is read by `inner` only. Raises TargetError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from estream.runtime.capi import load_capi
 from estream.runtime.environment import Environment
 from estream.runtime.graph import OrtGraph
 from estream.runtime.memory import HostMemory
+from estream.runtime.pieces import cut
 from estream.runtime.session import Session
 from estream.runtime.target import Buffer
 
@@ -60,6 +62,10 @@ class OrtTarget:
         self._check_open(f"allocate {label}")
         return self._memory.allocate(nbytes, label)
 
+    def allocate_pieces(self, sizes: Sequence[int], label: str) -> list[Buffer]:
+        """One allocation, in parts."""
+        return cut(self.allocate(sum(sizes), label), sizes)
+
     def load(self, path: Path) -> OrtGraph:
         """Loads an ONNX file; the graph's name is the file's stem. Raises TargetError: no such file, or refused."""
         path = Path(path)
@@ -67,9 +73,12 @@ class OrtTarget:
         if not path.is_file():
             raise TargetError(f"graph {path.stem}: no file {path}", next_step="Pack the model again")
         session = Session(self._api, self._environment.handle, self._options, path)
-        graph = OrtGraph(path.stem, self._api, session, self._memory_info)
+        graph = self._make_graph(path.stem, session)
         self._graphs.append(graph)
         return graph
+
+    def _make_graph(self, name: str, session: Session) -> OrtGraph:
+        return OrtGraph(name, self._api, session, self._memory_info)
 
     def close(self) -> None:
         """Releases tensor handles and sessions, then memory, then the run time. Twice is harmless."""

@@ -13,7 +13,7 @@ handles by address, so the set must not grow with tokens, layers or prefills.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -82,6 +82,10 @@ class Target(Protocol):
 
     def allocate(self, nbytes: int, label: str) -> Buffer:
         """Page-aligned memory, zeroed, uncommitted until touched where the system allows. Raises TargetError."""
+
+    def allocate_pieces(self, sizes: Sequence[int], label: str) -> list[Buffer]:
+        """As `allocate`, one buffer per size. Only a piece is contiguous: where a target cannot map everything at once
+        they come from several mappings."""
 
     def load(self, path: Path) -> Graph: ...
 

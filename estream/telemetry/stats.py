@@ -60,23 +60,35 @@ class _Lap:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes. `resident_weight_bytes`: weights held for the engine's life; the arena is apart."""
+    """Bytes. `resident_weight_bytes`: weights held for the engine's life; the arena is apart. `shared_bytes`: mapped
+    for host and NPU, arena and weights among them. `dma_buf_bytes`: all that the process has of that kind of memory."""
 
     vm_hwm_bytes: int | None = None
     rss_plus_swap_bytes: int | None = None
     arena_bytes: int | None = None
     resident_weight_bytes: int | None = None
     peak_bytes: int | None = None
+    shared_bytes: int | None = None
+    dma_buf_bytes: int | None = None
 
     @classmethod
-    def of(cls, process: ProcessMemory, *, arena_bytes: int | None, resident_weight_bytes: int | None) -> MemoryStats:
+    def of(
+        cls,
+        process: ProcessMemory,
+        *,
+        arena_bytes: int | None,
+        resident_weight_bytes: int | None,
+        shared_bytes: int | None = None,
+    ) -> MemoryStats:
         held = (arena_bytes or 0) + (resident_weight_bytes or 0)
         return cls(
             process.vm_hwm_bytes,
             process.rss_plus_swap_bytes,
             arena_bytes,
             resident_weight_bytes,
-            process.peak_bytes(held),
+            process.peak_bytes(held, shared_bytes or 0),
+            shared_bytes,
+            process.dma_buf_bytes,
         )
 
 
@@ -85,7 +97,8 @@ class PrefillStats:
     """Seconds, bytes and counts of one prefill. Raises ValueError for a figure that is negative or not finite.
 
     ttft_s runs from the call of prefill to the logits; load_s (opening) is apart. bytes_read counts experts.safetensors
-    only. flash_busy_s: at least one read was outstanding. rows: of tiles times panels.
+    only. flash_busy_s: at least one read was outstanding. rows: of tiles times panels. npu_bytes_copied: of tensors
+    that graphs ran with in memory that the NPU does not see.
     """
 
     ttft_s: float | None = None
@@ -103,6 +116,7 @@ class PrefillStats:
     rows_computed: int | None = None
     rows_useful: int | None = None
     bytes_copied: int | None = None
+    npu_bytes_copied: int | None = None
     direct_io: bool | None = None
     direct_io_reason: str | None = None
     memory: MemoryStats = MemoryStats()
@@ -121,12 +135,18 @@ class PrefillStats:
         *,
         arena_bytes: int | None = None,
         resident_weight_bytes: int | None = None,
+        shared_bytes: int | None = None,
         **figures: Any,
     ) -> PrefillStats:
         """From the stopwatch (attention_s, router_s, dispatch_s), the process's memory now, and `figures`: fields by
         name. Raises TypeError for an unknown one."""
         times: dict[str, Any] = {key: watch.seconds.get(key) for key in ("attention_s", "router_s", "dispatch_s")}
-        memory = MemoryStats.of(process_memory(), arena_bytes=arena_bytes, resident_weight_bytes=resident_weight_bytes)
+        memory = MemoryStats.of(
+            process_memory(),
+            arena_bytes=arena_bytes,
+            resident_weight_bytes=resident_weight_bytes,
+            shared_bytes=shared_bytes,
+        )
         return cls(**times, **figures, memory=memory)
 
     @property

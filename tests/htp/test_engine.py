@@ -14,11 +14,13 @@ from estream.errors import NumericError, TargetError, UsageError
 from estream.layers.htp.calls import dense_calls, expert_calls
 from estream.layers.htp.graphs import Rung
 from estream.layers.htp.slots import Slots, Work, panel_inputs
+from estream.layers.htp.state import nbytes
 from estream.layers.observe import Rows
 from estream.package.chunks import head_groups
 from estream.package.layout import PanelLayout
 from estream.runtime import open_target
-from estream.runtime.mock import MockTarget
+from estream.runtime.mock import MockGraph, MockTarget
+from estream.runtime.target import Buffer
 from estream.selftest import selftest
 from tests.support.choices import Choices
 from tests.support.families import found
@@ -101,6 +103,24 @@ def test_bound_addresses_are_fixed(olmoe: Made) -> None:
 
     # 8 experts of the one bank in every slot, all blocks and masks: a long prompt meets all of them.
     assert pairs([100, 100]) == pairs([100, 1, 33, 100, 64, 99])
+
+
+def test_an_address_has_one_size_in_each_graph(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The QNN provider keeps a memory handle per graph and address, made for the first tensor that was bound there."""
+    sizes: dict[tuple[str, int], set[int]] = {}
+    bind = MockGraph.bind
+
+    def spy(graph: MockGraph, name: str, buffer: Buffer, rows: int | None = None) -> None:
+        info = graph.inputs.get(name) or graph.outputs[name]
+        sizes.setdefault((graph.name, buffer.address), set()).add(nbytes(info))
+        bind(graph, name, buffer, rows)
+
+    monkeypatch.setattr(MockGraph, "bind", spy)
+    for options in ({"dense": "paged", "group": 1, "banks": 2}, {"resident": "all"}):
+        sizes.clear()
+        with Engine(made[0], MockTarget(inner=open_target("htp", threads=1)), max_tokens=70, **options) as engine:
+            engine.prefill(prompt(40), logits="all")
+        assert {where: found for where, found in sizes.items() if len(found) > 1} == {}
 
 
 def test_calls_of_graphs_are_the_predicted_ones(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

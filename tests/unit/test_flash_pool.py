@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from estream.flash import PoolFile
 from estream.package.layout import ALIGNMENT
 
 BLOCKS = 5
+_MEMFD_SECRET = 447  # system call, the same number on all processors
 
 
 @pytest.fixture
@@ -194,3 +197,64 @@ def test_missing_and_closed_files(path: Path, memory: memoryview) -> None:
         file.read_into(memory, 0)
     with pytest.raises(FlashError, match="closed"):
         file.check_unchanged()
+
+
+class Unpinnable:
+    """os.preadv as the kernel has it for a mapped dma-buf: a direct read into `memory` gives EFAULT."""
+
+    def __init__(self, memory: memoryview, direct: set[int]) -> None:
+        self._start = np.frombuffer(memory, np.uint8).ctypes.data
+        self._end, self._direct, self._real = self._start + memory.nbytes, direct, os.preadv
+
+    def __call__(self, fd: int, buffers: list[memoryview], offset: int) -> int:
+        at = np.frombuffer(buffers[0], np.uint8).ctypes.data
+        if fd in self._direct and self._start <= at < self._end:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        return self._real(fd, buffers, offset)
+
+
+@needs_direct
+def test_memory_without_direct_reads_is_filled_through_a_buffer(
+    path: Path, memory: memoryview, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    direct = fake_open(monkeypatch, refuse=False)
+    monkeypatch.setattr(os, "preadv", Unpinnable(memory, direct))
+    monkeypatch.setattr("estream.flash.staging.PIECE", 2 * ALIGNMENT)
+    with PoolFile.open(path) as file:
+        assert (file.direct, file.direct_reason, file.staged_bytes) == (True, None, 0)
+        with ThreadPoolExecutor(2) as lanes:
+            parts = [(memory[: 3 * ALIGNMENT], 0), (memory[3 * ALIGNMENT :], 3 * ALIGNMENT)]
+            for lane in [lanes.submit(file.read_into, *part) for part in parts]:
+                lane.result()
+        assert bytes(memory) == path.read_bytes()
+        assert file.direct and file.direct_reason == "through a buffer: direct reads into this memory are refused"
+        assert file.staged_bytes == BLOCKS * ALIGNMENT
+    assert len(caplog.records) == 1 and "through a buffer" in caplog.text
+
+
+def test_a_bad_address_of_a_buffered_read_is_an_error(
+    path: Path, memory: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PoolFile.open(path, direct=False) as file:
+        monkeypatch.setattr(os, "preadv", Unpinnable(memory, {file._fd}))
+        with pytest.raises(FlashError, match="Bad address"):
+            file.read_into(memory, 0)
+
+
+@needs_direct
+def test_memory_that_the_kernel_cannot_pin(path: Path) -> None:
+    """Secret memory is refused to direct reads as dma-bufs are, by the kernel itself."""
+    fd = ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_SECRET, 0)
+    if fd < 0:
+        pytest.skip("this kernel has no memfd_secret")
+    try:
+        os.ftruncate(fd, BLOCKS * ALIGNMENT)
+        memory = mmap.mmap(fd, BLOCKS * ALIGNMENT)
+    except OSError as error:
+        pytest.skip(f"memfd_secret: {error.strerror}")
+    finally:
+        os.close(fd)
+    with PoolFile.open(path) as file:
+        file.read_into(memoryview(memory), 0)
+        assert memory[:] == path.read_bytes()
+        assert not file.direct or file.staged_bytes == BLOCKS * ALIGNMENT

@@ -175,7 +175,9 @@ def test_groups_may_be_held_until_flash_needs_a_bank(source: Faulty, content: by
 
 def test_resident_equals_streamed_and_never_reads_again(source: Faulty, content: bytes) -> None:
     progress: list[tuple[str, int, int]] = []
-    experts = ResidentExperts(source, LAYOUT, allocate(LAYOUT.pool_bytes), progress=lambda *step: progress.append(step))
+    experts = ResidentExperts(
+        source, LAYOUT, [allocate(LAYOUT.pool_bytes)], progress=lambda *step: progress.append(step)
+    )
     assert experts.loaded_bytes == LAYOUT.pool_bytes == len(source.seen) * ALIGNMENT
     assert progress[-1] == ("loading experts", LAYOUT.pool_bytes, LAYOUT.pool_bytes)
     source.seen.clear()
@@ -230,9 +232,9 @@ def test_abort_keeps_pinned_groups_that_are_complete(source: Faulty, content: by
 
 
 def test_resident_refuses_misuse(source: Faulty) -> None:
-    with pytest.raises(FlashError, match="cannot hold"):
-        ResidentExperts(source, LAYOUT, allocate(ALIGNMENT))
-    experts = ResidentExperts(source, LAYOUT, allocate(LAYOUT.pool_bytes))
+    with pytest.raises(FlashError, match="do not hold"):
+        ResidentExperts(source, LAYOUT, [allocate(ALIGNMENT)])
+    experts = ResidentExperts(source, LAYOUT, [allocate(LAYOUT.pool_bytes)])
     with pytest.raises(FlashError, match="no prefill"):
         experts.routes(1, masks(0)[1])
     experts.begin()
@@ -350,7 +352,7 @@ def test_verification_names_the_damaged_panel(source: Faulty, content: bytes) ->
         prefill(stream, needed)
     stream.abort()
     with pytest.raises(FlashError, match="layer 2, expert 2, panel 1: the bytes read are not those"):
-        ResidentExperts(source, LAYOUT, allocate(LAYOUT.pool_bytes), checksum=checksum)
+        ResidentExperts(source, LAYOUT, [allocate(LAYOUT.pool_bytes)], checksum=checksum)
     damage.clear()
     assert prefill(stream, needed) == expected(content, needed)
     stream.close()
@@ -376,7 +378,7 @@ def test_every_panel_is_prepared_once_after_it_was_verified(source: Faulty, cont
         for seed in range(3):  # the banks are used again and again
             assert prefill(stream, masks(seed)) == inverted(expected(content, masks(seed)))
         stream.close()
-        experts = ResidentExperts(source, LAYOUT, allocate(LAYOUT.pool_bytes), checksum=check, prepare=invert)
+        experts = ResidentExperts(source, LAYOUT, [allocate(LAYOUT.pool_bytes)], checksum=check, prepare=invert)
         for seed in range(2):
             assert prefill(experts, masks(seed)) == inverted(expected(content, masks(seed)))
 
@@ -466,3 +468,18 @@ def test_load_ranges_fills_buffers_and_stops_at_the_first_error(
     with pytest.raises(FlashError, match="a lane failed: ValueError: odd"):
         load_ranges(source, ranges, lanes=2)
     assert threading.active_count() == threads
+
+
+def test_resident_records_may_lie_in_several_buffers(source: Faulty, content: bytes) -> None:
+    def checksum(layer: int, panel: int) -> int:
+        start = LAYOUT.panel_offset(layer, panel)
+        return zlib.crc32(content[start : start + SIZE])
+
+    records = LAYOUT.experts * len(LAYOUT.moe_layers)
+    buffers = [allocate(count * LAYOUT.record_bytes) for count in (1, records - 3, 2)]
+    experts = ResidentExperts(source, LAYOUT, buffers, checksum=checksum)
+    for seed in range(2):
+        assert prefill(experts, masks(seed)) == expected(content, masks(seed))
+    for wrong in (buffers[:2], [*buffers, allocate(LAYOUT.record_bytes)], [allocate(LAYOUT.pool_bytes - SIZE)]):
+        with pytest.raises(FlashError, match="do not hold"):
+            ResidentExperts(source, LAYOUT, wrong)

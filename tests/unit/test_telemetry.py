@@ -65,15 +65,59 @@ def test_spans_of_many_threads_are_all_kept() -> None:
 def test_memory_is_read_from_proc(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmPeak:\t9999 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t  150 kB\n")
-    memory = process_memory(status)
+    memory = process_memory(tmp_path)
     assert memory == ProcessMemory(300 * KIB, 350 * KIB)
-    assert memory.peak_bytes() == 350 * KIB
+    assert memory.peak_bytes() == memory.held_bytes() == 350 * KIB
     assert memory.peak_bytes(held=400 * KIB) == 400 * KIB  # never below what is known to be held
     status.write_text("VmHWM:\t300 kB\nVmRSS:\t200 kB\n")
-    assert process_memory(status) == ProcessMemory(300 * KIB, None)
-    assert process_memory(status).peak_bytes() == 300 * KIB
+    assert process_memory(tmp_path) == ProcessMemory(300 * KIB, None)
+    assert process_memory(tmp_path).peak_bytes() == 300 * KIB and process_memory(tmp_path).held_bytes() is None
     unknown = process_memory(tmp_path / "nothing")
     assert unknown == ProcessMemory(None, None) and unknown.peak_bytes() is None
+
+
+STATUS = "VmHWM:\t5000 kB\nVmRSS:\t4000 kB\nRssAnon:\t3000 kB\nRssShmem:\t{shmem} kB\nVmSwap:\t500 kB\n"
+DMA_BUF = "pos:\t0\nflags:\t02000002\nmnt_id:\t13\nino:\t{inode}\nsize:\t{size}\ncount:\t2\nexp_name:\tsystem\n"
+MAPS = """7a0000000000-7a0000100000 rw-s 00000000 00:0a {inode}                     /dmabuf:qcom,system
+7a0000200000-7a0000280000 rw-s 00080000 00:0a {inode}                     /dmabuf:qcom,system
+7b0000000000-7b0000400000 rw-p 00000000 00:00 0
+7c0000000000-7c0000001000 r--p 00000000 fe:01 42                         /data/local/tmp/dmabuf:x
+"""
+
+
+def test_dma_bufs_count_once_and_beside_the_resident_set(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text(STATUS.format(shmem=0))
+    infos = tmp_path / "fdinfo"
+    infos.mkdir()
+    (infos / "0").write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t29\nino:\t7\n")
+    for number, (inode, size) in enumerate([(70, 8 << 20), (70, 8 << 20), (71, 2 << 20)], 3):
+        (infos / str(number)).write_text(DMA_BUF.format(inode=inode, size=size))
+    (tmp_path / "maps").write_text(MAPS.format(inode=70))
+    memory = process_memory(tmp_path)
+    assert memory.dma_buf_bytes == 10 << 20  # a second descriptor and a mapping are the same buffer
+    assert memory.held_bytes() == (10 << 20) + 4500 * KIB and memory.peak_bytes() == (10 << 20) + 5000 * KIB
+    (tmp_path / "maps").write_text(MAPS.format(inode=72))  # its descriptor was closed
+    assert process_memory(tmp_path).dma_buf_bytes == (10 << 20) + (1 << 20) + (512 << 10)
+    for info in infos.iterdir():
+        info.unlink()
+    infos.rmdir()
+    assert process_memory(tmp_path).dma_buf_bytes == (1 << 20) + (512 << 10)
+    (tmp_path / "maps").unlink()
+    assert process_memory(tmp_path).dma_buf_bytes is None
+
+
+def test_shared_memory_is_held_however_little_the_kernel_says(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text(STATUS.format(shmem=0))
+    memory = process_memory(tmp_path)
+    assert memory.peak_bytes() == 5000 * KIB
+    assert memory.peak_bytes(shared=9000 * KIB) == 14000 * KIB and memory.held_bytes(9000 * KIB) == 13500 * KIB
+    (tmp_path / "status").write_text(STATUS.format(shmem=1000))  # so much of it is in the resident set
+    assert process_memory(tmp_path).peak_bytes(shared=9000 * KIB) == 13000 * KIB
+    (tmp_path / "maps").write_text(MAPS.format(inode=70).replace("100000", "900000", 1))
+    memory = process_memory(tmp_path)
+    assert memory.dma_buf_bytes == (9 << 20) + (512 << 10)  # what the driver took for itself counts, too
+    assert memory.peak_bytes(shared=9000 * KIB) == 5000 * KIB + (9 << 20) + (512 << 10)
+    assert ProcessMemory(None, None).peak_bytes(shared=5) == 5
 
 
 def test_memory_of_this_process_grows_with_what_it_holds() -> None:
@@ -113,11 +157,14 @@ def test_unmeasured_statistics_are_null() -> None:
         "arena_bytes",
         "resident_weight_bytes",
         "peak_bytes",
+        "shared_bytes",
+        "dma_buf_bytes",
     }
     assert all(value is None for value in (*empty.values(), *memory.values()))
     wanted = (
         "ttft_s load_s attention_s router_s dispatch_s flash_wait_s bytes_read dense_bytes_read records_read "
-        "records_needed groups_skipped bubble_rate rows_computed rows_useful bytes_copied direct_io direct_io_reason"
+        "records_needed groups_skipped bubble_rate rows_computed rows_useful bytes_copied npu_bytes_copied direct_io "
+        "direct_io_reason"
     )
     assert set(wanted.split()) <= set(empty)
 
@@ -132,6 +179,8 @@ def test_measured_statistics() -> None:
     )
     assert (stats.attention_s, stats.router_s, stats.bubble_rate, stats.bytes_read) == (3.0, None, 0.25, 0)
     assert stats.memory.peak_bytes == (1 << 50) + 3
+    shared = PrefillStats.measured(watch, arena_bytes=3, shared_bytes=1 << 50).memory
+    assert shared.shared_bytes == 1 << 50 and shared.peak_bytes is not None and shared.peak_bytes >= 1 << 50
     assert json.loads(json.dumps(stats.to_dict()))["bubble_rate"] == 0.25
     assert PrefillStats(flash_wait_s=0.0, ttft_s=2.0).bubble_rate == 0.0
     with pytest.raises(TypeError):

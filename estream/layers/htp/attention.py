@@ -182,14 +182,11 @@ class HtpAttention:
         return mixer, half.bindings(self._graphs.o, own, ("o", "o.scale", "o.bias"), where)
 
     def _cache(self, name: str, blocks: int) -> list[list[Tensor]]:
-        """One allocation for all blocks; keys and values lie in it block by block, KV group by KV group."""
+        """Keys or values of all blocks: a block's KV groups adjoin, blocks may lie in several mappings."""
         infos = [self._graphs.qkv.outputs[f"{name}.{group}"] for group in range(self._groups.kv_groups)]
         size = nbytes(infos[0])
-        whole = self._state.allocate(f"cache {name}", size * len(infos) * blocks)
-        return [
-            [Tensor(whole.part((block * len(infos) + i) * size, size), info) for i, info in enumerate(infos)]
-            for block in range(blocks)
-        ]
+        made = self._state.allocate_pieces(f"cache {name}", [size * len(infos)] * blocks)
+        return [[Tensor(block.part(i * size, size), info) for i, info in enumerate(infos)] for block in made]
 
     def _scratch(self, name: str, label: str) -> Buffer:
         return self._state.allocate(f"attention {name}, {label}", nbytes(self._graphs.attention.inputs[name]))

@@ -53,7 +53,8 @@ class HtpExperts:
         self._ladder = [(rung.slots, rung.rows) for rung in rungs]
         self.rows = self._ladder[0][1]
         self.rows_computed = self.rows_useful = 0
-        state.nbytes += sum(2 * rung.rows * (rung.slots - 1) * pool.panel.hidden for rung in rungs)  # early results
+        early = sum(rung.rows * (rung.slots - 1) for rung in rungs)  # rows of results
+        state.scratch_bytes += 2 * early * pool.panel.hidden
         self._observe: Observer | None = None
         self._forget()
 

@@ -23,13 +23,14 @@ class Rung:
 
 
 class HtpGraphs:
-    """norm, qkv, attention, o, head, conv (None without convolutions), and `rungs`, largest tiles first.
+    """norm, qkv, attention, o, head, conv (None without convolutions), and `rungs`, largest tiles first; `contexts`.
 
     Sizes: rows (of a block), steps (key blocks per attention call), head_rows. All are read from the graphs.
     """
 
     def __init__(self, target: Target, contexts: Contexts) -> None:
         """Raises TargetError: a graph does not load."""
+        self.contexts = contexts
         loaded = {name: target.load(path) for name, path in contexts.paths.items()}
         self.norm, self.qkv, self.attention = (_take(loaded, name) for name in ("norm", "qkv", "attention"))
         self.o, self.head = _take(loaded, "o"), _take(loaded, "head")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,15 +25,13 @@ class HtpState:
     not committed.
     """
 
-    scratch_bytes = 0  # the graphs' own memory is the NPU's
-
     def __init__(
         self, target: Target, arch: Architecture, graphs: HtpGraphs, weights: DenseWeights, max_tokens: int
     ) -> None:
         self.arch = arch
         self.max_tokens = max_tokens
         self.block = graphs.rows
-        self.bytes_copied = self.nbytes = 0
+        self.bytes_copied = self.nbytes = self.scratch_bytes = 0  # the graphs' own memory is the NPU's
         self.half = HalfWeights(target)
         self._target = target
         self._graph = graphs.norm
@@ -52,6 +50,11 @@ class HtpState:
         """Target memory that counts as the state's. Raises TargetError."""
         self.nbytes += size
         return self._target.allocate(size, label)
+
+    def allocate_pieces(self, label: str, sizes: Sequence[int]) -> list[Buffer]:
+        """As the target's, counted as the state's."""
+        self.nbytes += sum(sizes)
+        return self._target.allocate_pieces(sizes, label)
 
     def bound(self, graph: Graph, name: str) -> Tensor:
         """A buffer for an input or output of a graph, bound for good."""
