@@ -18,8 +18,8 @@ _STATES = r"device|offline|unauthorized|authorizing|connecting|no permissions|re
 _LINE = re.compile(rf"(?P<serial>\S.*?)\s+(?P<state>{_STATES})\b(?P<rest>.*)")
 _DETAIL = re.compile(r"(\w+):(\S+)")
 _ENABLE = (
-    "On the phone: Settings, About phone, tap 'Build number' seven times, then Developer options, 'USB debugging'; use a"
-    " cable that carries data (docs/phone.md)"
+    "On the phone: Settings, About phone, tap 'Build number' seven times, then Developer options, 'USB debugging'; use"
+    " a cable that carries data (docs/phone.md)"
 )
 _STEPS = {
     "unauthorized": ("has not allowed this computer", ALLOW),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -136,10 +137,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            try:
+            with contextlib.suppress(OSError):  # unsent bytes of a pipe that nobody reads any more
                 pipe.close()
-            except OSError:
-                pass  # unsent bytes of a pipe that nobody reads any more
     process.wait()
 
 

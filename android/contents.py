@@ -1,4 +1,4 @@
-"""What is pushed: the files of a packed model or of a bundle, each with its size and SHA-256 as its manifest has them."""
+"""What is pushed: the files of a packed model or of a bundle, with the size and SHA-256 that its manifest says."""
 
 from __future__ import annotations
 

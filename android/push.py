@@ -23,7 +23,7 @@ _SYNC_S = 300.0
 
 @dataclass(frozen=True)
 class PushReport:
-    """Bytes that were sent, that were there already (whole files), and that an interrupted push had left (parts of files).
+    """Bytes that were sent, that were there already as whole files, and that an interrupted push had left.
 
     removed: files of earlier pushes that are no part of it any more. left_out: what the phone has no use for.
     """
@@ -50,7 +50,7 @@ def push(device: Device, root: str, contents: Contents, progress: Progress | Non
     `progress(label, done, total)` is called with bytes.
 
     Raises:
-        DeviceError: the connection broke (push again: it goes on there), no space, permissions, a folder that is not fit.
+        DeviceError: the connection broke (push again: it goes on there), no space, a folder that is not fit.
         PackageError: a file here is not what its manifest says.
     """
     started = time.monotonic()
@@ -122,7 +122,7 @@ def _check_space(device: Device, free: int, folder: PhoneFolder, missing: Sequen
 
 
 def _abandoned(folder: PhoneFolder, missing: Sequence[PhoneFile]) -> set[str]:
-    """Parts of files that will not be sent any more. Under the bundle's folder there are also models, with their own."""
+    """Parts of files that will not be sent any more. Under the bundle's folder are also models, with their own."""
     wanted = {file.path + PART for file in missing}
     return {
         name

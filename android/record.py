@@ -1,7 +1,7 @@
 """What lies in a folder on the phone, and the record of what was pushed there and verified.
 
-A file counts as verified while it has the size and the time that it had when its SHA-256 was computed on the phone, so a
-second push of a large model hashes nothing.
+A file counts as verified while it has the size and the time that it had when its SHA-256 was computed on the phone, so
+that a second push of a large model hashes nothing.
 """
 
 from __future__ import annotations

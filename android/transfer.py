@@ -1,8 +1,8 @@
 """Sends files to a folder on the phone: verified there by SHA-256 before they have their names.
 
-Small files go in batches, as tar into a folder of their own, because one call of adb costs 30 ms and a bundle has two
-thousand files. A large file is appended to NAME.estream-part, so that an interrupted push goes on where it ended. The adb
-client reads it by itself: no byte passes through Python.
+Small files go in batches, as tar into a folder of their own: every call of adb takes its time, and a bundle has two
+thousand files. A large file is appended to NAME.estream-part, so that an interrupted push goes on where it ended. The
+adb client reads it by itself: no byte passes through Python.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ _PLACE = """chmod "$3" "$1" && mv -f "$1" "$2" && stat -c '%s %Y' "$2\""""
 class Transfer:
     """bytes_sent, bytes_resumed: what went over the cable, and what of interrupted files was there already."""
 
-    def __init__(self, folder: PhoneFolder, sent: Sent, stall_s: float = STALL_S) -> None:
+    def __init__(self, folder: PhoneFolder, sent: Sent) -> None:
         self._folder = folder
         self._device = folder.device
         self._sent = sent
-        self._stall_s = stall_s
         self.bytes_sent = self.bytes_resumed = 0
 
     def send(self, files: Sequence[PhoneFile]) -> None:
-        """Raises DeviceError (connection, space, permissions, damage on the way), PackageError (a file here is damaged)."""
+        """Raises DeviceError (connection, space, damage on the way), PackageError (a file here is damaged)."""
         for batch in _batches([file for file in files if file.nbytes < SMALL]):
             self._send_batch(batch)
         for file in files:
@@ -92,8 +91,8 @@ class Transfer:
                         self._sent(here - done)
                         self.bytes_sent += here - done
                         done = here
-                    elif time.monotonic() - moved > self._stall_s:
-                        thing = f"{file.path}: the phone takes no more bytes since {self._stall_s:g} s"
+                    elif time.monotonic() - moved > STALL_S:
+                        thing = f"{file.path}: the phone takes no more bytes since {STALL_S:g} s"
                         raise DeviceError(thing, next_step=CABLE)
                 process.expect_success()
         self._sent(file.nbytes - done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -21,16 +22,7 @@ from estream.version import __version__
 AREA = "estream"
 _PUSH = "Push it: estream device push --bundle BUNDLE"
 _BUILD = "Make a bundle with this EStream and push it: estream device bundle, estream device push"
-_TRY_S = 180.0
-# The phone's own findings, in the host's words: software, NPU, storage. Packing's needs are not the phone's.
-_LOOK = """
-import json, sys
-from pathlib import Path
-from estream.doctor import software, storage
-findings = [f for f in software.check_software() if f.needed_for != "host"] + storage.check_storage(Path(sys.argv[1]))
-print("\\nestream: " + json.dumps([f.to_dict() for f in findings]))
-"""
-_MARK = "estream: "
+_PROTOCOL = 1  # docs/phone_protocol.md
 
 
 def check_bundle(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Finding]:
@@ -77,22 +69,40 @@ def _files(device: Device, layout: PhoneLayout, document: dict[str, Any]) -> Fin
 
 
 def _python(device: Device, layout: PhoneLayout) -> list[Finding]:
-    """Whether it starts; then what it finds itself."""
-    program = f"{layout.python}/bin/python3"
-    started = device.shell(
-        program, "-c", "import sys; print(sys.version.split()[0])", env=layout.environment, check=False
-    )
+    """Whether it starts; then what it finds itself, as `estream doctor` does on a host."""
+    program, env = f"{layout.python}/bin/python3", layout.environment
+    started = device.shell(program, "-c", "import sys; print(sys.version.split()[0])", env=env, check=False)
     if started.status:
         return [Finding(AREA, "Python", "missing", *_why(started.status, started.err, program))]
-    done = device.shell(program, "-c", _LOOK, layout.root, env=layout.environment, check=False, timeout_s=_TRY_S)
     version = Finding(AREA, "Python", "ok", f"{started.out.decode(errors='replace').strip()}, starts")
-    lines = [line for line in done.out.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    request = {"estream": _PROTOCOL, "libraries": layout.libraries, "folder": layout.root}
+    result: dict[str, Any] | None = None
+    with device.stream(program, f"{layout.app}/estream_phone.py", "probe", env=env) as process:
+        process.send(json.dumps(request).encode() + b"\n")
+        for line in process.lines():
+            event = _event(line)
+            if event.get("event") == "result":
+                result = event
+            elif event.get("event") == "error":
+                found = f"{event.get('class')}: {event.get('thing')}"
+                return [version, Finding(AREA, "program", "missing", found, "cpu", event.get("next_step") or _BUILD)]
+        status = process.finish()
     try:
-        told = [Finding(**finding) for finding in json.loads(lines[-1].removeprefix(_MARK))]
-    except (IndexError, ValueError, TypeError):
-        found, _, step = _why(done.status, done.err, program)
-        return [version, Finding(AREA, "run-time part", "missing", found, "cpu", step)]
-    return [version, *told]
+        told = [Finding(**finding) for finding in (result or {})["findings"]]
+    except (KeyError, TypeError):
+        found, _, step = _why(status, process.err, program)
+        return [version, Finding(AREA, "program", "missing", found, "cpu", step)]
+    return [version, *(dataclasses.replace(one, area=f"{one.area}, as Python there sees it") for one in told)]
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """An event of the phone's program; nothing for a line that is none."""
+    if not line.startswith(b'{"estream": '):
+        return {}
+    try:
+        return dict(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _why(status: int, err: bytes, program: str) -> tuple[str, Any, str]:

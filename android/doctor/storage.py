@@ -19,7 +19,8 @@ trap 'rm -f "$f" "$f.read"; [ -z "$made" ] || rmdir "$d" 2>/dev/null' EXIT
 dd if=/dev/urandom of="$f" bs=65536 count=4 2>/dev/null && sync || exit 3
 chmod 700 "$f" && [ -x "$f" ] || exit 4
 sha256sum < "$f"
-dd if="$f" iflag=direct bs=65536 2>/dev/null > "$f.read" && sha256sum < "$f.read" || dd if="$f" iflag=direct bs=65536 of=/dev/null
+dd if="$f" iflag=direct bs=65536 2>/dev/null > "$f.read" && sha256sum < "$f.read" && exit
+dd if="$f" iflag=direct bs=65536 of=/dev/null
 """
 
 

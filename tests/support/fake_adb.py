@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _MAPPED = re.compile(
-    r"/(?=data/local/tmp|vendor/|odm/|sdcard|dsp/|proc/(?:meminfo|swaps|self)|sys/class|dev/(?:fastrpc|adsprpc))"
+    r"(?<![\w.])/(?=data/local/tmp|vendor/|odm/|sdcard|dsp/|proc/(?:meminfo|swaps|self)|sys/class|dev/(?:fastrpc|adsprpc))"
 )
 _APPEND = 'exec cat >> "$1"'
 

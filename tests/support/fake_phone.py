@@ -50,6 +50,7 @@ class FakePhone:
         self.write_state()
         self.command("getprop", f"cat <<'END'\n{_PROPERTIES}END")
         self.command("dumpsys", f"cat <<'END'\n{_THERMAL}END")
+        self.command("sync", "exit 0")  # this machine's may take seconds
         self.command("getenforce", "echo Enforcing")
         self.free(100 << 20)
         self.file(
@@ -78,7 +79,7 @@ class FakePhone:
     def free(self, nbytes: int) -> None:
         """df's answer."""
         said = (
-            f"Filesystem 1024-blocks Used Available Capacity Mounted on\\n/dev/dm-2 200000000 1 {nbytes >> 10} 1% /data"
+            f"Filesystem 1024-blocks Used Available Capacity Mounted on\\n/dev/dm-2 200000000 1 {nbytes >> 10} 1%% /d"
         )
         self.command("df", f"printf '{said}\\n'")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from tests.unit.test_device_push import write_bundle
 PYTHON = """#!/bin/sh
 case "$2" in
 *sys.version*) echo 3.12.1;;
-*) echo noise; echo 'estream: [{"area": "software", "name": "numpy", "status": "ok", "found": "2.1", "needed_for": "cpu", "next_step": null}]';;
+probe) read request; echo noise; echo '{"estream": 1, "event": "hello"}'; echo "$request" > "$HOME/request"; ANSWER;;
 esac
 """
+FOUND = {"area": "software", "name": "numpy", "status": "ok", "found": "2.1", "needed_for": "cpu", "next_step": None}
+ANSWER = f"echo '{json.dumps({'estream': 1, 'event': 'result', 'ok': True, 'findings': [FOUND]})}'"
 LIBRARIES = ("libQnnHtp.so", "libQnnSystem.so", "libQnnHtpV75Stub.so", "libQnnHtpV75Skel.so")
 
 
@@ -44,7 +47,9 @@ def device(phone: FakePhone) -> Device:
     return choose_device(None)
 
 
-def with_bundle(tmp_path: Path, device: Device, estream: str = __version__, python: str = PYTHON) -> None:
+def with_bundle(
+    tmp_path: Path, device: Device, estream: str = __version__, python: str = PYTHON.replace("ANSWER", ANSWER)
+) -> None:
     files = {"python/bin/python3": python.encode(), **{f"lib/{name}": b"so" for name in LIBRARIES}}
     push(device, TARGET, bundle_contents(write_bundle(tmp_path / "bundle", files, estream), PhoneLayout()))
 
@@ -83,6 +88,8 @@ def test_a_phone_that_lacks_nothing(
     assert found["files"] == ("ok", "6, as they were pushed")
     assert found["Python"] == ("ok", "3.12.1, starts")
     assert found["numpy"] == ("ok", "2.1")
+    request = {"estream": 1, "libraries": f"{TARGET}/lib", "folder": TARGET}
+    assert json.loads(phone.at("request").read_text().replace(str(phone.root), "")) == request
     models = {finding.found for finding in diagnosis.findings if finding.name == "model" and finding.area == "estream"}
     assert models == {
         "whole.estream",
@@ -114,32 +121,48 @@ def says(program: str, script: str) -> Callable[[FakePhone], None]:
     return lambda phone: phone.command(program, script)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name", "status", "words", "htp", "cpu"),
-    [
-        (says("getprop", "echo '[ro.product.cpu.abi]: [armeabi-v7a]'"), "Android", "missing", "armeabi-v7a", False, False),
-        (
-            says("getprop", "echo '[ro.product.cpu.abi]: [arm64-v8a]'; echo '[ro.soc.model]: [SM7450]'"),
-            "SoC",
-            "missing",
-            "SM7450, which EStream does not know",
-            False,
-            True,
-        ),
-        (remove("vendor/lib64/libcdsprpc.so"), "libcdsprpc.so", "missing", "not in /vendor/lib64", False, True),
-        (remove("vendor/dsp/cdsp/fastrpc_shell_unsigned_3"), "unsigned PD", "missing", "no fastrpc_shell_unsigned_3", False, True),
-        (remove("dev/fastrpc-cdsp"), "FastRPC device", "warning", "none of", True, True),
-        (says("ls", 'echo "ls: $1: Permission denied" >&2; exit 1'), "DSP files", "warning", "SELinux", True, True),
-        (says("dumpsys", "echo Thermal Status: 3"), "heat", "warning", "throttling severe", True, True),
-        (says("dumpsys", "exit 1"), "heat", "warning", "not told", True, True),
-        (lambda phone: phone.file("proc/meminfo", "MemTotal: 4000000 kB\nMemAvailable: 500000 kB\n"), "memory", "warning", "488 MiB available", True, True),
-        (says("dd", "case $* in *iflag*) echo 'dd: read: Invalid argument' >&2; exit 1;; *) exec /bin/dd \"$@\";; esac"), "direct reads", "warning", "Invalid argument", True, True),
-        (says("dd", "case $* in *iflag*) echo other;; *) exec /bin/dd \"$@\";; esac"), "direct reads", "warning", "other bytes", True, True),
-        (says("dd", "case $* in *iflag*) echo 'dd: bad iflag direct' >&2; exit 1;; *) exec /bin/dd \"$@\";; esac"), "direct reads", "ok", "not tried", True, True),
-        (says("dd", "echo 'dd: Permission denied' >&2; exit 1"), "folder", "missing", "cannot be written to", False, False),
-        (says("chmod", "exit 1"), "folder", "missing", "holds no programs", False, False),
-    ],
-)  # fmt: skip
+def direct(answer: str) -> Callable[[FakePhone], None]:
+    """What dd answers to direct reads."""
+    return says("dd", f'case "$*" in *iflag*) {answer};; *) exec /bin/dd "$@";; esac')
+
+
+def soc(model: str, abi: str = "arm64-v8a") -> Callable[[FakePhone], None]:
+    return says("getprop", f"echo '[ro.product.cpu.abi]: [{abi}]'; echo '[ro.soc.model]: [{model}]'")
+
+
+def little(phone: FakePhone) -> None:
+    phone.file("proc/meminfo", "MemTotal: 4000000 kB\nMemAvailable: 500000 kB\n")
+
+
+UNSIGNED = "fastrpc_shell_unsigned_3"
+DENIED = 'echo "$0: Permission denied" >&2; exit 1'
+# What is wrong, the finding, whether a run on htp and one on cpu work all the same.
+WRONG: list[tuple[Callable[[FakePhone], None], str, str, str, bool, bool]] = [
+    (soc("SM8650", "armeabi-v7a"), "Android", "missing", "armeabi-v7a", False, False),
+    (soc("SM7450"), "SoC", "missing", "SM7450, which EStream does not know", False, True),
+    (remove("vendor/lib64/libcdsprpc.so"), "libcdsprpc.so", "missing", "not in /vendor/lib64", False, True),
+    (remove(f"vendor/dsp/cdsp/{UNSIGNED}"), "unsigned PD", "missing", f"no {UNSIGNED}", False, True),
+    (remove("dev/fastrpc-cdsp"), "FastRPC device", "warning", "none of", True, True),
+    (says("ls", DENIED), "DSP files", "warning", "SELinux", True, True),
+    (says("dumpsys", "echo Thermal Status: 3"), "heat", "warning", "throttling severe", True, True),
+    (says("dumpsys", "exit 1"), "heat", "warning", "not told", True, True),
+    (little, "memory", "warning", "488 MiB available", True, True),
+    (
+        direct("echo 'dd: read: Invalid argument' >&2; exit 1"),
+        "direct reads",
+        "warning",
+        "Invalid argument",
+        True,
+        True,
+    ),
+    (direct("echo other"), "direct reads", "warning", "other bytes", True, True),
+    (direct("echo 'dd: bad iflag direct' >&2; exit 1"), "direct reads", "ok", "not tried", True, True),
+    (says("dd", DENIED), "folder", "missing", "cannot be written to", False, False),
+    (says("chmod", "exit 1"), "folder", "missing", "holds no programs", False, False),
+]
+
+
+@pytest.mark.parametrize(("wrong", "name", "status", "words", "htp", "cpu"), WRONG)
 def test_one_thing_wrong(
     phone: FakePhone,
     device: Device,
@@ -155,7 +178,7 @@ def test_one_thing_wrong(
     wrong(phone)
     diagnosis, found = look(device)
     assert found[name][0] == status and words in found[name][1], found[name]
-    assert (diagnosis.ok, look(device, "cpu")[0].ok) == (htp, cpu)
+    assert (diagnosis.ok, dataclasses.replace(diagnosis, backend="cpu").ok) == (htp, cpu)
 
 
 def test_libraries_of_another_hexagon(phone: FakePhone, device: Device, tmp_path: Path) -> None:
@@ -197,10 +220,21 @@ def test_a_python_that_does_not_start(
     assert not diagnosis.ok
 
 
-def test_a_run_time_part_that_fails(phone: FakePhone, device: Device, tmp_path: Path) -> None:
-    broken = PYTHON.replace("*) echo noise;", "*) echo 'ImportError: no numpy' >&2; exit 1;")
-    with_bundle(tmp_path, device, python=broken)
-    assert look(device)[1]["run-time part"] == ("missing", "ImportError: no numpy")
+ERROR = {"estream": 1, "event": "error", "class": "UsageError", "thing": "another version", "next_step": "Push it"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("echo 'ImportError: no numpy' >&2; exit 1", "ImportError: no numpy"),
+        ("exit 0", "status 0"),
+        (f"echo '{json.dumps(ERROR)}'; exit 2", "UsageError: another version"),
+        ('echo \'{"estream": 1, "event": "result", "findings": [{"x": 1}]}\'', "status 0"),
+    ],
+)
+def test_a_program_that_fails(phone: FakePhone, device: Device, tmp_path: Path, answer: str, words: str) -> None:
+    with_bundle(tmp_path, device, python=PYTHON.replace("ANSWER", answer))
+    assert look(device)[1]["program"] == ("missing", words)
 
 
 @pytest.mark.parametrize(("root", "words"), [("/sdcard/estream", "shared storage"), ("/x", "read-only")])
@@ -219,8 +253,15 @@ def test_a_connection_that_breaks_is_no_finding(phone: FakePhone, device: Device
 
 @pytest.mark.parametrize(
     ("model", "platform", "name"),
-    [("SM8650-AC", "", "sm8650"), ("SM8550P", "kalama", "sm8550"), ("", "sun", "sm8750"), ("QCOM", "canoe", "sm8850"), ("SM7450", "taro", None), ("", "", None)],
-)  # fmt: skip
+    [
+        ("SM8650-AC", "", "sm8650"),
+        ("SM8550P", "kalama", "sm8550"),
+        ("", "sun", "sm8750"),
+        ("QCOM", "canoe", "sm8850"),
+        ("SM7450", "taro", None),
+        ("", "", None),
+    ],
+)
 def test_socs(model: str, platform: str, name: str | None) -> None:
     soc = find_phone_soc({"ro.soc.model": model, "ro.board.platform": platform})
     assert (soc and soc.name) == name

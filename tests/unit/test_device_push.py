@@ -226,7 +226,7 @@ def test_files_of_earlier_pushes_go_and_others_stay(
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A package with (made up) contexts for two SoCs."""
-    path = make_package(tmp_path / "a 'b'; $(touch oops).estream")
+    path = make_package(tmp_path).rename(tmp_path / "a 'b'; $(touch oops).estream")
     for name in ("sm8550", "sm8650"):
         files = dict.fromkeys(file_names("expert"), name.encode())
         entry = ContextEntry("0" * 64, {file: ContextFile.of(data) for file, data in files.items()}, {})
@@ -282,6 +282,6 @@ def test_files_outside_of_the_bundle_are_refused(tmp_path: Path, path: str) -> N
 
 
 def test_names_that_a_phone_cannot_have(tmp_path: Path) -> None:
-    path = make_package(tmp_path / "a\nb.estream")
+    path = make_package(tmp_path).rename(tmp_path / "a\nb.estream")
     with pytest.raises(UsageError, match="no name for a folder on the phone"):
         package_contents(path, LAYOUT, None)

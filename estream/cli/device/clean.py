@@ -13,8 +13,8 @@ from estream.units import format_bytes
 NAME = "clean"
 HELP = "remove what EStream put on the phone"
 DESCRIPTION = (
-    "Removes models by name, all models, what runs left, or everything, without asking. Only below /data/local/tmp, and\n"
-    "only EStream's own folders."
+    "Removes models by name, all models, what runs left, or everything, without asking. Only below /data/local/tmp,\n"
+    "and only EStream's own folders."
 )
 EXAMPLE = "  estream device clean olmoe.estream\n  estream device clean --runs\n  estream device clean --all --dry-run"
 

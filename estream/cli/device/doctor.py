@@ -12,8 +12,8 @@ from estream.cli.options import add_json
 NAME = "doctor"
 HELP = "show what the phone has and lacks"
 DESCRIPTION = (
-    "Looks at the phone, the NPU's libraries, the storage, and the bundle and models on it. Exit status 1 when something\n"
-    "is missing that a run needs; --backend cpu leaves out what only the NPU needs."
+    "Looks at the phone, the NPU's libraries, the storage, and the bundle and models on it. Exit status 1 when\n"
+    "something is missing that a run needs; --backend cpu leaves out what only the NPU needs."
 )
 EXAMPLE = "  estream device doctor\n  estream device doctor --backend cpu --json"
 

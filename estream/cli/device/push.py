@@ -14,9 +14,9 @@ from estream.units import format_bytes, format_rate, format_seconds
 NAME = "push"
 HELP = "put a bundle or a packed model on the phone"
 DESCRIPTION = (
-    "Sends what is not there yet. Every file is verified on the phone by its SHA-256 before it has its name, and is not\n"
-    "sent or hashed again while its size and time stay the same. An interrupted push goes on where it ended. Of compiled\n"
-    "contexts only those for this phone are sent."
+    "Sends what is not there yet. Every file is verified on the phone by its SHA-256 before it has its name, and is\n"
+    "not sent or hashed again while its size and time stay the same. An interrupted push goes on where it ended.\n"
+    "Of compiled contexts only those for this phone are sent."
 )
 EXAMPLE = (
     "  estream device push --bundle bundle/\n  estream device push olmoe.estream\n"
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     device, _ = device_from(args)
     soc = find_phone_soc(read_properties(device)) if args.package else None
     wanted = [] if bundle is None else [bundle]
-    wanted += [package_contents(package, layout, soc and soc.name) for package in args.package]
+    wanted += [package_contents(package, layout, soc.name if soc else None) for package in args.package]
     reports = []
     for contents in wanted:
         with Progress(console) as progress:
