@@ -59,18 +59,23 @@ class Device:
 
     @contextlib.contextmanager
     def stream(
-        self, *argv: str, cwd: str | None = None, env: Mapping[str, str] | None = None, stdin: IO[bytes] | None = None
+        self,
+        *argv: str,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: IO[bytes] | None = None,
+        label: str | None = None,
     ) -> Iterator[PhoneProcess]:
         """Runs a program while the block lasts. Leaving the block ends its stdin, and then the adb client.
 
-        stdin: a file that the client reads by itself; None: `PhoneProcess.send`.
+        stdin: a file that the client reads by itself; None: `PhoneProcess.send`. label: what errors call it.
         """
         mark = _mark()
         arguments = self._shell(argv, cwd, env, mark)
         client = self._client.popen(arguments) if stdin is None else self._client.popen(arguments, stdin)
         # Where a file is sent, nothing on the phone waits to be told: what arrived is what arrived.
         patience_s = PATIENCE_S if stdin is None else 0.0
-        process = PhoneProcess(client, self.serial, os.path.basename(argv[0]), mark, patience_s)
+        process = PhoneProcess(client, self.serial, label or os.path.basename(argv[0]), mark, patience_s)
         try:
             yield process
         finally:

@@ -81,7 +81,8 @@ class Transfer:
         with open(file.local, "rb", buffering=0) as source:
             source.seek(start)
             done = start
-            with self._device.stream("sh", "-c", 'exec cat >> "$1"', "sh", at, stdin=source) as process:
+            append = ("sh", "-c", 'exec cat >> "$1"', "sh", at)
+            with self._device.stream(*append, stdin=source, label=f"sending {file.path}") as process:
                 moved = time.monotonic()
                 while not process.ended(_POLL_S):
                     # The client's position in the file: it shares it with us.
