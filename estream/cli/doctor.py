@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from estream.cli.console import Console
 from estream.cli.options import add_json, folder
+
+if TYPE_CHECKING:
+    from estream.doctor.finding import Finding
 
 NAME = "doctor"
 HELP = "show what this machine has and lacks"
@@ -29,16 +34,21 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.doctor import examine
 
     diagnosis = examine(args.package)
-    width = max(len(finding.name) for finding in diagnosis.findings)
-    for area, findings in groupby(diagnosis.findings, lambda finding: finding.area):
-        console.result(area)
-        for finding in findings:
-            purpose = f" [{finding.needed_for} only]" if finding.status != "ok" and finding.needed_for != "cpu" else ""
-            console.result(f"  {finding.status:<7}  {finding.name:<{width}}  {finding.found}{purpose}")
-            if finding.next_step:
-                console.result(f"  {'':<7}  {'':<{width}}  -> {finding.next_step}")
+    show(diagnosis.findings, console)
     missing = sorted({finding.needed_for for finding in diagnosis.findings if finding.status == "missing"})
     verdict = "target cpu works" if diagnosis.ok else "target cpu does not work"
     console.result(verdict + (f"; something is missing for: {', '.join(missing)}" if missing else ""))
     console.result_json(diagnosis.to_dict())
     return 0 if diagnosis.ok else 1
+
+
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """One line per finding, by area, and under it the next step."""
+    width = max(len(finding.name) for finding in findings)
+    for area, members in groupby(findings, lambda finding: finding.area):
+        console.result(area)
+        for finding in members:
+            purpose = f" [{finding.needed_for} only]" if finding.status != "ok" and finding.needed_for != "cpu" else ""
+            console.result(f"  {finding.status:<7}  {finding.name:<{width}}  {finding.found}{purpose}")
+            if finding.next_step:
+                console.result(f"  {'':<7}  {'':<{width}}  -> {finding.next_step}")

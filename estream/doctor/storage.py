@@ -7,7 +7,8 @@ import re
 import shutil
 import tempfile
 import time
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from estream.doctor.finding import Finding
 from estream.errors import EStreamError
@@ -75,19 +76,33 @@ def _reads(file: Path) -> list[Finding]:
     return [direct, Finding(AREA, "read rate", "ok", told)]
 
 
-def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """'ext4 on /data', of the mount with the longest path that holds `folder`; 'unknown' where the system hides it."""
-    try:
-        lines = mounts.read_text(errors="replace").splitlines()
-    except OSError:
-        return "file system unknown"
-    place, best = folder.resolve(), ("", "file system unknown")
-    for line in lines:
+@dataclass(frozen=True)
+class Mount:
+    """place: mount point. kind: `ext4`, `f2fs`, `fuse`, ..."""
+
+    place: str
+    kind: str
+    options: frozenset[str]
+
+
+def find_mount(text: str, place: PurePath) -> Mount | None:
+    """Of the lines of a mountinfo, the last mount with the longest path that holds `place`; None: there is none."""
+    best: Mount | None = None
+    for line in text.splitlines():
         left, _, right = line.partition(" - ")
         words, kinds = left.split(), right.split()
-        if len(words) < 5 or not kinds:
+        if len(words) < 6 or not kinds:
             continue
         mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
-        if place.is_relative_to(mount) and len(mount) >= len(best[0]):
-            best = (mount, f"{kinds[0]} on {mount}")
-    return best[1]
+        if place.is_relative_to(mount) and (best is None or len(mount) >= len(best.place)):
+            best = Mount(mount, kinds[0], frozenset(words[5].split(",")))
+    return best
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """'ext4 on /data'; 'file system unknown' where the system hides it."""
+    try:
+        mount = find_mount(mounts.read_text(errors="replace"), folder.resolve())
+    except OSError:
+        mount = None
+    return "file system unknown" if mount is None else f"{mount.kind} on {mount.place}"

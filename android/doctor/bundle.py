@@ -1,0 +1,146 @@
+"""The bundle on the phone: there, whole, of this version, and does its Python start and find its libraries?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from android.clean import models_on
+from android.client import DeviceError
+from android.contents import BUNDLE
+from android.device import Device
+from android.doctor.phone import denied
+from android.layout import PhoneLayout
+from android.record import PhoneFolder
+from estream.doctor.finding import Finding
+from estream.package.contexts import FOLDER as CONTEXTS
+from estream.package.manifest import MODEL
+from estream.runtime.soc import Soc
+from estream.version import __version__
+
+AREA = "estream"
+_PUSH = "Push it: estream device push --bundle BUNDLE"
+_BUILD = "Make a bundle with this EStream and push it: estream device bundle, estream device push"
+_PROTOCOL = 1  # docs/phone_protocol.md
+
+
+def check_bundle(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Finding]:
+    """Findings of this area, and those that the phone's own Python has."""
+    read = device.script('[ -e "$1" ] || exit 3; cat "$1"', layout.manifest, check=False)
+    if read.status == 3:
+        found = f"none in {layout.root}"
+        return [Finding(AREA, "bundle", "missing", found, "cpu", "Make one: estream device bundle. " + _PUSH)]
+    if read.status:
+        reason = denied(read.err) or f"{layout.manifest} cannot be read"
+        return [Finding(AREA, "bundle", "missing", reason, "cpu", _PUSH)]
+    try:
+        document = dict(json.loads(read.out))
+    except (ValueError, TypeError, RecursionError):
+        return [Finding(AREA, "bundle", "missing", f"{layout.manifest} is damaged", "cpu", _PUSH)]
+    return [
+        _version(document),
+        _files(device, layout, document),
+        *_python(device, layout),
+        *_models(device, layout, soc),
+    ]
+
+
+def _version(document: dict[str, Any]) -> Finding:
+    version, parts = document.get("estream", "unknown"), document.get("versions")
+    told = ", ".join(f"{name} {parts[name]}" for name in sorted(parts)) if isinstance(parts, dict) else ""
+    found = f"EStream {version}" + (f": {told}" if told else "")
+    if version != __version__:
+        return Finding(AREA, "bundle", "missing", f"{found}; this is EStream {__version__}", "cpu", _BUILD)
+    return Finding(AREA, "bundle", "ok", found)
+
+
+def _files(device: Device, layout: PhoneLayout, document: dict[str, Any]) -> Finding:
+    """By the record of what was pushed and verified: sizes and times only."""
+    folder = PhoneFolder(device, layout.root)
+    entries = document.get("files")
+    named = [entry["path"] for entry in entries if "path" in entry] if isinstance(entries, list) else []
+    changed = [name for name in [*named, BUNDLE] if name not in folder.verified]
+    if changed:
+        most = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
+        found = f"{len(changed)} of {len(named) + 1} are missing, or not as they were pushed: {most}"
+        return Finding(AREA, "files", "missing", found, "cpu", _PUSH)
+    return Finding(AREA, "files", "ok", f"{len(named) + 1}, as they were pushed")
+
+
+def _python(device: Device, layout: PhoneLayout) -> list[Finding]:
+    """Whether it starts; then what it finds itself, as `estream doctor` does on a host."""
+    program, env = f"{layout.python}/bin/python3", layout.environment
+    started = device.shell(program, "-c", "import sys; print(sys.version.split()[0])", env=env, check=False)
+    if started.status:
+        return [Finding(AREA, "Python", "missing", *_why(started.status, started.err, program))]
+    version = Finding(AREA, "Python", "ok", f"{started.out.decode(errors='replace').strip()}, starts")
+    request = {"estream": _PROTOCOL, "libraries": layout.libraries, "folder": layout.root}
+    result: dict[str, Any] | None = None
+    with device.stream(program, f"{layout.app}/estream_phone.py", "probe", env=env) as process:
+        process.send(json.dumps(request).encode() + b"\n")
+        for line in process.lines():
+            event = _event(line)
+            if event.get("event") == "result":
+                result = event
+            elif event.get("event") == "error":
+                found = f"{event.get('class')}: {event.get('thing')}"
+                return [version, Finding(AREA, "program", "missing", found, "cpu", event.get("next_step") or _BUILD)]
+        status = process.finish()
+    try:
+        told = [Finding(**finding) for finding in (result or {})["findings"]]
+    except (KeyError, TypeError):
+        found, _, step = _why(status, process.err, program)
+        return [version, Finding(AREA, "program", "missing", found, "cpu", step)]
+    return [version, *(dataclasses.replace(one, area=f"{one.area}, as Python there sees it") for one in told)]
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """An event of the phone's program; nothing for a line that is none."""
+    if not line.startswith(b'{"estream": '):
+        return {}
+    try:
+        return dict(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _why(status: int, err: bytes, program: str) -> tuple[str, Any, str]:
+    """(what was found, needed for, next step) of a Python that does not do what it should."""
+    said = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
+    text = said[-1][-300:] if said else f"status {status}"
+    refused = denied(err)
+    if refused:
+        return refused, "cpu", "Leave --target out: programs run from /data/local/tmp only"
+    if b"CANNOT LINK" in err or b"error while loading shared libraries" in err or b"not found" in err:
+        return text, "cpu", "A library is missing or of another version. " + _BUILD
+    if status in (132, 134, 135, 139):
+        return f"{program} crashed (status {status}): {text}", "cpu", _BUILD
+    return text, "cpu", _PUSH
+
+
+def _models(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Finding]:
+    """Which are whole, and have contexts for this phone."""
+    try:
+        names = models_on(device, layout)
+    except DeviceError as error:
+        if error.status is None:
+            raise
+        return [Finding(AREA, "models", "warning", error.thing, "cpu", error.next_step)]
+    if not names:
+        return [Finding(AREA, "models", "warning", "none", "cpu", "Push one: estream device push PACKAGE")]
+    findings = []
+    for name in names:
+        place = f"{layout.models}/{name}"
+        look = '[ -e "$1/$2" ] && echo whole; [ -d "$1/$3" ] && echo contexts; true'
+        folder = f"{CONTEXTS}/{soc.name}" if soc is not None else CONTEXTS
+        has = device.script(look, place, MODEL, folder).out.decode().split()
+        if "whole" not in has:
+            step = f"Push it again, it goes on where it ended: estream device push {name}"
+            findings.append(Finding(AREA, "model", "warning", f"{name}: not completely pushed", "cpu", step))
+        elif "contexts" not in has and soc is not None:
+            step = f"Compile them and push again: estream compile {name} --soc {soc.name}"
+            findings.append(Finding(AREA, "model", "warning", f"{name}: no contexts for {soc.name}", "htp", step))
+        else:
+            findings.append(Finding(AREA, "model", "ok", name))
+    return findings

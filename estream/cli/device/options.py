@@ -1,0 +1,38 @@
+"""Options that the commands of a phone share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from estream.errors import UsageError
+
+if TYPE_CHECKING:
+    from android.adb import Device
+    from android.layout import PhoneLayout
+
+_ROOT = "/data/local/tmp/estream"
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--serial and --target."""
+    parser.add_argument("--serial", help="serial number of the phone (default: $ANDROID_SERIAL, or the only one)")
+    parser.add_argument("--target", metavar="DIR", type=phone_folder, help=f"folder on the phone (default {_ROOT})")
+
+
+def phone_folder(text: str) -> str:
+    """An argparse type: an absolute folder on the phone."""
+    from android.target import check_root
+
+    try:
+        return check_root(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def device_from(args: argparse.Namespace) -> tuple[Device, PhoneLayout]:
+    """The phone that is meant, and where things lie on it. Raises DeviceError."""
+    from android.adb import choose_device
+    from android.layout import ROOT, PhoneLayout
+
+    return choose_device(args.serial), PhoneLayout(args.target or ROOT)
