@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from estream.cli.device import bench, calibrate, run
+
 NAME = "device"
 HELP = "run on a phone, through adb"
 DESCRIPTION = "Puts EStream and packed models on a phone, runs prefills there and brings the results back."
 EXAMPLE = "  estream device doctor"
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (run, calibrate, bench)
