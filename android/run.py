@@ -88,7 +88,7 @@ def _folder(device: Device, folder: str, keep: bool) -> Iterator[None]:
     finally:
         if not keep:
             with suppress(EStreamError):
-                device.shell("rm", "-rf", folder, check=False)
+                device.shell("rm", "-rf", folder, timeout_s=10, check=False)
 
 
 def _array(path: Path, dimensions: int) -> np.ndarray:

@@ -272,3 +272,15 @@ def test_calibrate_keeps_the_profile(
     # The phone's engine finds its own profile, and chooses by it.
     done = run(phone, phone.layout, package, IDS, OPTIONS)  # type: ignore[arg-type]
     assert done.configuration["tuned"] is True
+
+
+def test_ids_from_a_file_and_the_largest_logits(phone: FakeDevice, package: Path, tmp_path: Path) -> None:
+    ids, out = tmp_path / "ids.json", tmp_path / "out"
+    ids.write_text(json.dumps(IDS))
+    request = {**request_of(phone.layout, package, OPTIONS), "ids_file": str(ids), "out": str(out), "top": 3}
+    answer = ask(phone, phone.layout, "run", request)  # type: ignore[arg-type]
+    logits = np.load(out / "logits.npy")
+    best = [token["id"] for token in answer.fields["top"]]
+    assert best == np.argsort(-logits)[:3].tolist()
+    assert [token["logit"] for token in answer.fields["top"]] == logits[best].tolist()
+    assert answer.fields["files"] == ["logits.npy"]
