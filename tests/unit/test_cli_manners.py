@@ -47,8 +47,6 @@ def test_every_command_has_an_example_that_parses() -> None:
 
 def test_every_command_is_quiet_verbose_and_speaks_json() -> None:
     for parser in parsers():
-        if any(isinstance(action, argparse._SubParsersAction) for action in parser._actions):
-            continue  # a group of commands
         assert {"-q", "--quiet", "-v", "--verbose"} <= options(parser)
         assert "--json" in options(parser) or parser.prog == "estream completion"
 
@@ -56,8 +54,6 @@ def test_every_command_is_quiet_verbose_and_speaks_json() -> None:
 def test_every_option_has_help() -> None:
     for parser in parsers():
         for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                continue  # its commands have their own
             assert action.help, f"{parser.prog}: {action.option_strings or action.dest}"
 
 
