@@ -77,6 +77,6 @@ def table(cells: list[Cell]) -> str:
     for cell in cells:
         times = " ".join(f"{format_seconds(seconds):>9}" for seconds in (cell.ttft_s, cell.least_s, cell.most_s))
         bubble = "-" if cell.bubble_rate is None else f"{100 * cell.bubble_rate:.1f} %"
-        warm = " to ".join("unknown" if degrees is None else f"{degrees:.1f} °C" for degrees in cell.temperature_c)
+        warm = " to ".join(f"{degrees:.1f} °C" for degrees in cell.temperature_c if degrees is not None) or "unknown"
         lines.append(f"{cell.tokens:>7} {times} {cell.tokens_per_s:>9.1f} {bubble:>7}  {warm}")
     return "\n".join(lines)
