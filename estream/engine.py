@@ -38,6 +38,7 @@ class Engine:
     weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
     reference: the dequantise-then-f32 lowering. max_tokens: longest prompt; None: 4096, or the model's context where
     that is shorter.
+    libraries: the folder of ONNX Runtime's and QNN's libraries, as on a phone; None: those of the installed packages.
     trace: a Trace that collects spans. progress: called with (stage, done, total): in bytes while
     opening, and in layers, stage "prefill", in every prefill.
 
@@ -64,6 +65,7 @@ class Engine:
         verify_reads: bool = False,
         max_tokens: int | None = None,
         soc: str | None = None,
+        libraries: str | Path | None = None,
         trace: Trace | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -88,6 +90,7 @@ class Engine:
             verify_reads=verify_reads,
             max_tokens=max_tokens,
             soc=soc,
+            libraries=libraries,
             trace=trace,
             progress=progress,
         )

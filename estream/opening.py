@@ -51,6 +51,7 @@ class Options:
     verify_reads: bool = False
     max_tokens: int | None = None
     soc: str | None = None
+    libraries: str | Path | None = None
     trace: Trace | None = None
     progress: Progress | None = None
 
@@ -131,10 +132,18 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     if options.soc is not None and target == "cpu":
         raise UsageError("--soc is of target htp", asked=options.soc, next_step="Give --backend htp, or leave it out")
     if isinstance(target, str):
-        target = open_target(target, threads=options.threads, reference=options.reference, soc=options.soc)
+        target = open_target(
+            target,
+            threads=options.threads,
+            reference=options.reference,
+            libraries=options.libraries,
+            soc=options.soc,
+        )
     cleanup.callback(target.close)
     # Before anything is allocated: memory that an NPU sees comes from a loaded graph's session.
-    graphs = HtpGraphs(target, find_contexts(package, options.soc)) if target.graphs == "htp" else None
+    graphs = None
+    if target.graphs == "htp":
+        graphs = HtpGraphs(target, find_contexts(package, options.soc, options.libraries))
     verify = options.verify_reads
     weights = DenseWeights(target, package, direct=options.direct_io, lanes=options.lanes or LANES, verify=verify)
     cleanup.callback(weights.close)

@@ -79,11 +79,11 @@ class WholeFile:
         self._part.unlink(missing_ok=True)
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes the whole text in UTF-8, or nothing. Raises as `WholeFile`."""
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes the whole content, text in UTF-8, or nothing. Raises as `WholeFile`."""
     output = WholeFile(path)
     try:
-        output.write(text.encode())
+        output.write(content.encode() if isinstance(content, str) else content)
     except BaseException:
         output.discard()
         raise

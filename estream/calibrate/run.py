@@ -31,12 +31,14 @@ def calibrate(
     backend: str = "cpu",
     *,
     threads: int | None = None,
+    soc: str | None = None,
+    libraries: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> DeviceProfile:
     """The profile of this machine and of the shape of the package at `path`, whose pool is what is read.
 
-    progress: (stage, steps done, steps in all). Raises UsageError for a simulated target, and what `Engine` raises when
-    it opens.
+    soc, libraries: as `Engine`. progress: (stage, steps done, steps in all). Raises UsageError for a simulated target,
+    and what `Engine` raises when it opens.
     """
     steps, done = len(READ_BYTES) * len(LANES) + len(ROWS) + len(TOKENS) + 3, 0
 
@@ -47,7 +49,9 @@ def calibrate(
             progress("calibrate", done, steps)
 
     with ExitStack() as cleanup:
-        opened = open_model(Path(path), Options(backend=backend, group=1, banks=1, threads=threads), cleanup)
+        folder = None if libraries is None else Path(libraries)
+        options = Options(backend=backend, group=1, banks=1, threads=threads, soc=soc, libraries=folder)
+        opened = open_model(Path(path), options, cleanup)
         target, package = opened.target, opened.package
         shared: int = getattr(target, "shared_bytes", None) or 0  # weights and activations
         base = max(0, (process_memory().held_bytes(shared) or 0) - max(shared, opened.weights.nbytes))

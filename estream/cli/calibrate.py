@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.calibrate import calibrate
     from estream.errors import UsageError
     from estream.package.synth import synthesize_small
-    from estream.solver.profile import load_profile, profile_path
+    from estream.solver.profile import keep_profile
 
     if args.package is not None and args.path is not None:
         raise UsageError("--path goes without PACKAGE", asked=f"{args.package} and {args.path}", next_step="Give one")
@@ -64,17 +64,19 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 package = Path(made, "small.estream")
                 synthesize_small(package)
                 profile = calibrate(package, args.backend, threads=args.threads, progress=progress)
-    out = args.out or profile_path(profile.machine, cache_folder())
-    if args.out is None and (known := load_profile(profile.machine, cache_folder())) is not None:
-        profile = profile.joined(known)
-    profile.write(out)
-    console.detail(_report(profile))
+    out = args.out
+    if out is None:
+        profile, out = keep_profile(profile, cache_folder())
+    else:
+        profile.write(out)
+    console.detail(report(profile))
     console.result(f"{out}: measured in {format_seconds(time.monotonic() - started)}")
     console.result_json({"profile": str(out), "seconds": time.monotonic() - started, **profile.to_dict()})
     return 0
 
 
-def _report(profile: DeviceProfile) -> str:
+def report(profile: DeviceProfile) -> str:
+    """The figures, for people."""
     lanes = sorted({rate.lanes for rate in profile.rates})
     lines = [f"{'direct reads of':<20}" + "".join(f"{f'{count} at a time':>16}" for count in lanes)]
     for nbytes in sorted({rate.nbytes for rate in profile.rates}):

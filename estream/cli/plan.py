@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", metavar="N", type=positive, required=True, help="length of the prompt")
     parser.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process, such as 1.5GiB")
     parser.add_argument("--profile", metavar="P", type=Path, help="what calibrate wrote (default: in the cache)")
+    parser.add_argument(
+        "--cpu-profile", metavar="F", type=file, help="of the same phone's CPU, beside its NPU's: which is faster?"
+    )
     parser.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: all cores)")
     parser.add_argument("--plot", metavar="F.svg", type=file, help="draw the predicted timeline")
     add_json(parser)
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Solves and prints."""
     from estream.package.reader import Package
     from estream.prompt import longest_prompt
+    from estream.solver.crossover import compare
     from estream.solver.search import solve
     from estream.telemetry.plot import planned_tracks, timeline_svg
     from estream.whole_file import write_whole
@@ -50,12 +54,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
     profile = find_profile(package, args.profile, args.threads)
     foreign = foreign_fields(package, profile, args.threads) if args.profile is not None else []
     plan = solve(package, profile, args.tokens, memory=args.memory)
+    crossover = None
+    if args.cpu_profile is not None:
+        cpu = find_profile(package, args.cpu_profile, args.threads)
+        crossover = compare(package, profile, cpu, args.tokens, memory=args.memory)
     if args.plot is not None:
         title = f"{args.package.name}, {args.tokens} tokens, predicted: {format_seconds(plan.prediction.ttft_s)}"
         write_whole(args.plot, timeline_svg(planned_tracks(plan.prediction.timeline), title))
     if foreign:
         console.detail(f"note      {args.profile} is of another machine or version: {', '.join(foreign)}")
     console.detail(_report(plan, profile.shape(package).scaled))
+    if crossover is not None:
+        console.result(f"cpu       {crossover.advice}")
     console.result(text_timeline(plan))
     console.result_json(
         {
@@ -64,6 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "foreign": foreign,
             "machine": profile.machine,
             **plan.to_dict(),
+            "crossover": None if crossover is None else crossover.to_dict(),
         }
     )
     return 0
@@ -77,7 +88,7 @@ def find_profile(package: Any, path: Path | None, threads: int | None) -> Device
 
     if path is not None:
         if not path.is_file():
-            raise UsageError(f"--profile: no file {path}", next_step="Name a file that estream calibrate --out wrote")
+            raise UsageError(f"no profile {path}", next_step="Name a file that estream calibrate --out wrote")
         return DeviceProfile.read(path)
     profile = load_profile(this_machine(package, threads), cache_folder())
     if profile is None:

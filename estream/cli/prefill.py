@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from estream.cli import prompt, report
+from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console
-from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size, whole
+from estream.cli.options import add_json, check_outputs, file, folder, positive
 from estream.cli.progress import Progress
-from estream.solver.automatic import DENSE_MODES, PREFETCH_MODES, RESIDENT_MODES
 
 NAME = "prefill"
 HELP = "run a prompt through a packed model"
@@ -24,37 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, the prompt, the configuration and the outputs."""
     parser.add_argument("package", metavar="PACKAGE", type=folder, help="a packed model (NAME.estream)")
     prompt.add_arguments(parser)
-    run = parser.add_argument_group("target")
-    run.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="where the graphs run (default cpu)")
-    add_soc(run)
-    run.add_argument(
-        "--reference", action="store_true", help="dequantise, then multiply in float32: what to compare with"
-    )
-    run.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
-    paging = parser.add_argument_group("configuration (what is left out is chosen)")
-    paging.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process: 1.5GiB, 800M")
-    paging.add_argument("--group", metavar="G", type=positive, help="panels per group, the unit of reading")
-    paging.add_argument("--banks", metavar="B", type=positive, help="banks in the arena, one group each")
-    paging.add_argument("--lanes", metavar="Q", type=positive, help="outstanding flash reads")
-    paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="auto", help="(default auto: by the length)")
-    paging.add_argument(
-        "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
-    )
-    paging.add_argument(
-        "--pinned",
-        metavar="N",
-        type=whole,
-        default=0,
-        help="groups of each layer that stay in memory once read, for the prefills that follow (default 0)",
-    )
-    paging.add_argument(
-        "--dense",
-        choices=DENSE_MODES,
-        default="auto",
-        help="attention and head weights in memory, or read layer by layer (default auto: as the budget allows)",
-    )
-    paging.add_argument("--no-direct-io", action="store_true", help="read through the page cache")
-    paging.add_argument("--verify-reads", action="store_true", help="check all weights read against their checksums")
+    add_target(parser)
+    add_paging(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
     output.add_argument("--all-logits", metavar="F.npy", type=file, help="write every token's logits, float32 [N, V]")
@@ -82,26 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             sink = stack.enter_context(_npy_sink(args.all_logits, len(ids), architecture.vocab))
         progress = stack.enter_context(Progress(console))
         engine = stack.enter_context(
-            Engine(
-                args.package,
-                args.backend,
-                args.memory,
-                group=args.group,
-                banks=args.banks,
-                lanes=args.lanes,
-                prefetch=args.prefetch,
-                resident=args.resident,
-                dense=args.dense,
-                pinned=args.pinned,
-                reference=args.reference,
-                threads=args.threads,
-                direct_io=not args.no_direct_io,
-                verify_reads=args.verify_reads,
-                max_tokens=len(ids),
-                soc=args.soc,
-                trace=trace,
-                progress=progress,
-            )
+            Engine(args.package, **engine_options(args), max_tokens=len(ids), trace=trace, progress=progress)
         )
         package.check_unchanged()  # the tokenizer was read by name
         progress.close()

@@ -156,3 +156,11 @@ def _direct(stats: Mapping[str, Any]) -> str:
     if stats["direct_io"]:
         return "direct I/O" + (f" {reason}" if reason else "")
     return "buffered reads" + (f" ({reason})" if reason else "")
+
+
+def device(facts: Mapping[str, Any]) -> str:
+    """The phone that ran it, and how warm it was."""
+    zones = [(facts["temperature"] or {}).get(when) for when in ("before", "after")]
+    warm = " to ".join(f"{zone['celsius']:.1f} °C ({zone['zone']})" for zone in zones if zone) or "unknown"
+    said = f"{facts['serial']}, EStream {facts['estream']}, ONNX Runtime {facts['onnxruntime']}, {facts['machine']}"
+    return table([("device", f"{said}; temperature {warm}")])

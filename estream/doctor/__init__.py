@@ -30,15 +30,16 @@ class Diagnosis:
         return {"ok": self.ok, "findings": [finding.to_dict() for finding in self.findings]}
 
 
-def examine(package: Path | None = None) -> Diagnosis:
+def examine(package: Path | None = None, *, libraries: Path | None = None, folder: Path | None = None) -> Diagnosis:
     """Looks at software, NPU, machine and storage, and at a packed model where one is given. Never raises for what it
-    finds. Storage is the package's, or else the current folder's."""
-    findings = [*check_software(), *check_npu(), *check_machine()]
+    finds. Storage is the package's, or else that of `folder` (None: the current one). libraries: the folder of ONNX
+    Runtime's and QNN's libraries on a phone; None: those of the installed packages."""
+    findings = [*check_software(libraries), *check_npu(libraries), *check_machine()]
     pool = None if package is None else package / "experts.safetensors"
     if pool is not None and pool.is_file():
         findings += check_storage(pool.parent, pool)
     elif package is None:
-        findings += check_storage(Path.cwd())
+        findings += check_storage(folder or Path.cwd())
     if package is not None:
-        findings += check_package(package)
+        findings += check_package(package, libraries)
     return Diagnosis(tuple(findings))

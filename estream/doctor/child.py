@@ -5,6 +5,7 @@ Prints one line `estream: {...}`, JSON, among whatever native code prints. `ask`
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -51,19 +52,17 @@ def ask(what: str, *arguments: str | Path, timeout_s: float = _TIMEOUT_S) -> dic
     return answer
 
 
-def runtime() -> dict[str, Any]:
-    """Loads ONNX Runtime."""
-    from estream.runtime.capi import load_capi
-
-    api = load_capi()
+def runtime(libraries: str | None = None) -> dict[str, Any]:
+    """Loads ONNX Runtime, of a folder or the installed one, as the functions below do."""
+    api = _api(libraries)
     return {"library": str(api.library), "version": api.version}
 
 
-def graphs(folder: str) -> dict[str, Any]:
+def graphs(folder: str, libraries: str | None = None) -> dict[str, Any]:
     """Loads every graph of the set under `folder` that target cpu takes here."""
     from estream.runtime import open_target
 
-    target = open_target("cpu", threads=1)
+    target = open_target("cpu", threads=1, libraries=libraries)
     try:
         paths = sorted(Path(folder, target.graphs).glob("*.onnx"))
         return {"set": target.graphs, "loaded": [target.load(path).name for path in paths]}
@@ -71,13 +70,12 @@ def graphs(folder: str) -> dict[str, Any]:
         target.close()
 
 
-def devices(plugin: str) -> dict[str, Any]:
+def devices(plugin: str, libraries: str | None = None) -> dict[str, Any]:
     """Registers a plugin and names the execution providers of all devices."""
-    from estream.runtime.capi import load_capi
     from estream.runtime.environment import Environment
     from estream.runtime.htp import register_plugin, unregister_plugin
 
-    api = load_capi()
+    api = _api(libraries)
     environment = Environment(api, 1)
     register_plugin(api, environment.handle, Path(plugin))
     names = [name for _, name in api.devices(environment.handle)]
@@ -86,14 +84,16 @@ def devices(plugin: str) -> dict[str, Any]:
     return {"devices": names}
 
 
-def context(file: str, soc: str) -> dict[str, Any]:
+def context(file: str, soc: str, libraries: str | None = None) -> dict[str, Any]:
     """Loads a context that was compiled for `soc` on target htp."""
-    from estream.runtime.htp import HtpTarget
-    from estream.runtime.soc import find_soc
+    from estream.runtime import open_target
 
-    with HtpTarget(find_soc(soc).provider_options, threads=1) as target:
+    target = open_target("htp", threads=1, soc=soc, libraries=libraries)
+    try:
         graph = target.load(Path(file))
         return {"inputs": len(graph.inputs), "outputs": len(graph.outputs)}
+    finally:
+        target.close()
 
 
 def qnn(library: str) -> dict[str, Any]:
@@ -104,7 +104,19 @@ def qnn(library: str) -> dict[str, Any]:
     return {"build": build, "api": api}
 
 
-_FUNCTIONS = {function.__name__: function for function in (runtime, graphs, devices, context, qnn)}
+def _api(libraries: str | None) -> Any:
+    from estream.runtime.capi import find_library, load_capi
+
+    return load_capi(None if libraries is None else find_library(libraries))
+
+
+def library(name: str) -> dict[str, Any]:
+    """Loads any library, by path or by the name that the system finds it under."""
+    ctypes.CDLL(name)
+    return {}
+
+
+_FUNCTIONS = {function.__name__: function for function in (runtime, graphs, devices, context, qnn, library)}
 
 
 def main(arguments: list[str]) -> None:

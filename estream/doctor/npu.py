@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from estream.doctor.child import ask
 from estream.doctor.finding import Finding, missing
@@ -11,29 +12,46 @@ from estream.errors import TargetError
 from estream.runtime.htp import PROVIDER, QnnLibraries, simulated
 
 AREA = "npu"
+RPC_LIBRARY = "libcdsprpc.so"
 
 
-def check_npu() -> list[Finding]:
-    """Findings of this area. Libraries are loaded in child processes: one that crashes is a finding."""
+def check_npu(folder: Path | None = None) -> list[Finding]:
+    """Findings of this area. Libraries are loaded in child processes: one that crashes is a finding. folder: where they
+    lie on a phone; None: the installed packages'."""
     try:
-        libraries = QnnLibraries.find()
+        libraries = QnnLibraries.find(folder)
     except TargetError as error:
         return [missing(AREA, "QNN provider", error, "htp")]
-    found = [
-        Finding(AREA, "QNN provider", "ok", f"onnxruntime-qnn {version('onnxruntime-qnn')}, {libraries.plugin}", "htp"),
-    ]
+    found = [Finding(AREA, "QNN provider", "ok", _named(libraries, folder), "htp")]
+    if folder is not None:
+        found.append(_rpc())
     try:
         answer = ask("qnn", libraries.backend)
         said = f"QAIRT {answer['build'].lstrip('v')}, interface {answer['api']}, {libraries.backend}"
         found.append(Finding(AREA, "libQnnHtp", "ok", said, "htp"))
     except TargetError as error:
         found.append(missing(AREA, "libQnnHtp", error, "htp"))
-    return [*found, _devices(libraries)]
+    return [*found, _devices(libraries, folder)]
 
 
-def _devices(libraries: QnnLibraries) -> Finding:
+def _named(libraries: QnnLibraries, folder: Path | None) -> str:
+    known = "" if folder is not None else f"onnxruntime-qnn {version('onnxruntime-qnn')}, "
+    return f"{known}{libraries.plugin}"
+
+
+def _rpc() -> Finding:
+    """The library that carries calls to the DSP is the phone's own."""
     try:
-        names = Counter(ask("devices", libraries.plugin)["devices"])
+        ask("library", RPC_LIBRARY)
+    except TargetError as error:
+        step = "Without it no program here reaches the NPU: the phone lacks it, or keeps it from adb's shell"
+        return Finding(AREA, RPC_LIBRARY, "missing", error.thing, "htp", step)
+    return Finding(AREA, RPC_LIBRARY, "ok", "loads", "htp")
+
+
+def _devices(libraries: QnnLibraries, folder: Path | None) -> Finding:
+    try:
+        names = Counter(ask("devices", libraries.plugin, *filter(None, [folder]))["devices"])
     except TargetError as error:
         return missing(AREA, "devices", error, "htp")
     listed = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(names.items()))

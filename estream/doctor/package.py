@@ -19,8 +19,8 @@ AREA = "package"
 _REFERENCE_STEP = "Pack again, or copy the whole package: selftest then compares every graph"
 
 
-def check_package(path: Path) -> list[Finding]:
-    """Findings of this area. Graphs and contexts are loaded in child processes."""
+def check_package(path: Path, libraries: Path | None = None) -> list[Finding]:
+    """Findings of this area. Graphs and contexts are loaded in child processes. libraries: their folder on a phone."""
     try:
         package = Package.open(path)
     except EStreamError as error:
@@ -29,13 +29,13 @@ def check_package(path: Path) -> list[Finding]:
     told = f"{package.architecture.family}, experts {manifest.experts}, dense {manifest.dense}"
     found = [Finding(AREA, "package", "ok", f"{told}, pool {format_bytes(pool.pool_bytes)}")]
     try:
-        answer = ask("graphs", path / "graphs")
+        answer = ask("graphs", path / "graphs", *filter(None, [libraries]))
         found.append(_graphs(answer["set"], answer["loaded"], package))
     except TargetError as error:
         found.append(missing(AREA, "cpu graphs", error))
-    if not any(name.startswith("graphs/reference/") for name in manifest.files):
+    if libraries is None and not any(name.startswith("graphs/reference/") for name in manifest.files):
         found.append(Finding(AREA, "reference graphs", "missing", "none", "host", _REFERENCE_STEP))
-    return [*found, *check_contexts(package)]
+    return [*found, *check_contexts(package, libraries)]
 
 
 def _graphs(chosen: str, loaded: list[str], package: Package) -> Finding:
@@ -48,7 +48,7 @@ def _graphs(chosen: str, loaded: list[str], package: Package) -> Finding:
     return Finding(AREA, name, "ok", f"{len(loaded)} load")
 
 
-def check_contexts(package: Package) -> list[Finding]:
+def check_contexts(package: Package, libraries: Path | None = None) -> list[Finding]:
     """One finding per SoC: the manifest fits package and library, files are whole, and every context loads.
 
     They load one by one in processes of their own: native code does not survive all damaged ones."""
@@ -56,16 +56,16 @@ def check_contexts(package: Package) -> list[Finding]:
     if not folders:
         step = f"estream compile {package.path} --soc sm8650"
         return [Finding(AREA, "contexts", "missing", "none compiled", "htp", step)]
-    return [_contexts(folder, package) for folder in folders]
+    return [_contexts(folder, package, libraries) for folder in folders]
 
 
-def _contexts(folder: Path, package: Package) -> Finding:
+def _contexts(folder: Path, package: Package, libraries: Path | None) -> Finding:
     name, step = f"contexts {folder.name}", f"Compile again: estream compile {package.path} --soc {folder.name}"
     try:
         soc = find_soc(folder.name)
-        manifest = check_manifest(folder, package, soc, qairt_version(QnnLibraries.find().backend))
+        manifest = check_manifest(folder, package, soc, qairt_version(QnnLibraries.find(libraries).backend))
         for graph in manifest.graphs:
-            ask("context", folder / file_names(graph)[0], soc.name)
+            ask("context", folder / file_names(graph)[0], soc.name, *filter(None, [libraries]))
     except (PackageError, TargetError, UsageError) as error:
         return dataclasses.replace(missing(AREA, name, error, "htp"), next_step=error.next_step or step)
     nbytes = sum(facts.nbytes for entry in manifest.graphs.values() for facts in entry.files.values())

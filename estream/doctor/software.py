@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from importlib import metadata
+from pathlib import Path
 
 from estream.doctor.child import ask
 from estream.doctor.finding import Finding, missing
@@ -19,9 +20,11 @@ _HOST = (
 )
 
 
-def check_software() -> list[Finding]:
-    """Findings of this area; ONNX Runtime is loaded in a child process."""
-    return [_python(), _numpy(), _runtime(), *(_host(name, purpose) for name, purpose in _HOST)]
+def check_software(libraries: Path | None = None) -> list[Finding]:
+    """Findings of this area; ONNX Runtime is loaded in a child process, from the folder `libraries` on a phone, where
+    what only packing needs is not looked for."""
+    found = [_python(), _numpy(), _runtime(libraries)]
+    return found if libraries is not None else [*found, *(_host(name, purpose) for name, purpose in _HOST)]
 
 
 def _python() -> Finding:
@@ -38,9 +41,9 @@ def _numpy() -> Finding:
     return Finding(AREA, "numpy", "ok", numpy.__version__)
 
 
-def _runtime() -> Finding:
+def _runtime(libraries: Path | None) -> Finding:
     try:
-        answer = ask("runtime")
+        answer = ask("runtime", *filter(None, [libraries]))
     except TargetError as error:
         return missing(AREA, "ONNX Runtime", error)
     return Finding(AREA, "ONNX Runtime", "ok", f"{answer['version']}, {answer['library']}")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from estream.errors import UsageError
+from estream.runtime.capi import find_library
 from estream.runtime.target import Buffer, Graph, Target, TensorInfo
 
 __all__ = ["TARGETS", "Buffer", "Graph", "Target", "TensorInfo", "open_target"]
@@ -20,7 +21,7 @@ def open_target(
     *,
     threads: int | None = None,
     reference: bool = False,
-    library: str | Path | None = None,
+    libraries: str | Path | None = None,
     soc: str | None = None,
     shared: bool | None = None,
 ) -> Target:
@@ -31,7 +32,8 @@ def open_target(
             or `mock` (no run time: records, executes nothing).
         threads: compute threads; None: as many as this process has cores.
         reference: use the package's reference graphs (dequantise, then float32) instead of the target's own.
-        library: path of libonnxruntime.so; None: the one of the installed onnxruntime package.
+        libraries: the folder of libonnxruntime.so and, for htp, of the QNN libraries, as on a phone; None: those of the
+            installed packages.
         soc: htp only: the phone that is simulated, or whose contexts are loaded.
         shared: htp only: memory that the NPU sees; None: as the environment variable ESTREAM_SHARED_MEMORY says (`on`,
             `off`), or else wherever the NPU is not simulated.
@@ -43,6 +45,7 @@ def open_target(
     """
     if threads is not None and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
         raise UsageError(f"--threads must be a whole number, 1 to {MOST_THREADS}", asked=repr(threads))
+    library = None if libraries is None or name == "mock" else find_library(libraries)
     if name == "cpu":
         from estream.runtime.cpu import CpuTarget
 
@@ -56,7 +59,7 @@ def open_target(
         options = find_soc(soc or DEFAULT_SOC).provider_options
         if shared is None:
             shared = _shared_by_environment()
-        return HtpTarget(options, threads=threads, library=library, shared=shared)
+        return HtpTarget(options, threads=threads, folder=libraries, library=library, shared=shared)
     if name == "mock":
         from estream.runtime.mock import MockTarget
 

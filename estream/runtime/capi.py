@@ -186,11 +186,16 @@ class CApi:
             self._release[f"Release{kind}"](handle)
 
 
-def find_library() -> Path:
-    """libonnxruntime.so of the installed onnxruntime package, found without importing it. Raises TargetError."""
+def find_library(folder: str | Path | None = None) -> Path:
+    """libonnxruntime.so in `folder` (None: of the installed onnxruntime package, found without importing it). Raises
+    TargetError."""
+    if folder is not None:
+        for library in sorted(Path(folder).glob("libonnxruntime.so*")):
+            return library
+        raise TargetError(f"no libonnxruntime.so in {folder}", next_step="Put ONNX Runtime's library there")
     spec = importlib.util.find_spec("onnxruntime")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for library in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for library in sorted(Path(place, "capi").glob("libonnxruntime.so*")):
             return library
     raise TargetError(
         "libonnxruntime.so was not found: the onnxruntime package is not installed",

@@ -95,11 +95,14 @@ class DeviceProfile:
 
     def bytes_per_s(self, nbytes: int, lanes: int) -> float:
         """Of reads of `nbytes` by `lanes` threads, between the measured ones. Lanes that were not measured read as the
-        nearest smaller number does."""
+        nearest smaller number does, and reads smaller than the measured ones no faster than any of those."""
         known = sorted({rate.lanes for rate in self.rates})
         chosen = max((count for count in known if count <= lanes), default=known[0])
         points = sorted((rate.nbytes, rate.nbytes / rate.bytes_per_s) for rate in self.rates if rate.lanes == chosen)
-        return nbytes / interpolate(points, nbytes)
+        seconds = interpolate(points, nbytes)
+        if nbytes < points[0][0]:  # where noise may let the line end below 0
+            seconds = max(seconds, nbytes / max(amount / taken for amount, taken in points))
+        return nbytes / seconds
 
     def shape(self, package: Package) -> Shape:
         """The package's shape, or else scaled from the measured one of the same scheme that is nearest in size.
@@ -138,8 +141,17 @@ class DeviceProfile:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
         try:
             raw = json.loads(text)
-            if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT or raw.pop("version", None) != VERSION:
+        except (ValueError, RecursionError) as problem:
+            raise ProfileError(f"{path} is no device profile: {brief(str(problem))}", next_step=_NEXT_STEP) from problem
+        return cls.from_dict(raw, str(path))
+
+    @classmethod
+    def from_dict(cls, raw: Any, where: str) -> DeviceProfile:
+        """What `to_dict` gave. where: what an error names. Raises ProfileError."""
+        try:
+            if not isinstance(raw, dict) or raw.get("format") != FORMAT or raw.get("version") != VERSION:
                 raise ValueError(f"its format is not {FORMAT} of version {VERSION}")
+            raw = {key: value for key, value in raw.items() if key not in ("format", "version")}
             raw["rates"] = tuple(Rate(**rate) for rate in raw["rates"])
             raw["shapes"] = {
                 key: Shape(**{**value, "panel": _points(value["panel"]), "dense": _points(value["dense"])})
@@ -147,7 +159,9 @@ class DeviceProfile:
             }
             return cls(**raw)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-            raise ProfileError(f"{path} is no device profile: {brief(str(problem))}", next_step=_NEXT_STEP) from problem
+            raise ProfileError(
+                f"{where} is no device profile: {brief(str(problem))}", next_step=_NEXT_STEP
+            ) from problem
 
 
 def _points(raw: Sequence[Sequence[float]]) -> Points:
@@ -223,3 +237,11 @@ def load_profile(machine: Mapping[str, Any], cache: Path) -> DeviceProfile | Non
         return DeviceProfile.read(profile_path(machine, cache))
     except (OSError, ProfileError):
         return None
+
+
+def keep_profile(profile: DeviceProfile, cache: Path) -> tuple[DeviceProfile, Path]:
+    """Writes it where `load_profile` finds it, with the shapes that were measured before. Raises OSError."""
+    path, known = profile_path(profile.machine, cache), load_profile(profile.machine, cache)
+    kept = profile if known is None else profile.joined(known)
+    kept.write(path)
+    return kept, path

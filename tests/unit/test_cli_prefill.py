@@ -87,7 +87,7 @@ class FakeEngine:
     error: Exception | None = None
     last = np.linspace(-1, 1, 100, dtype=np.float32)
 
-    def __init__(self, path: Path, backend: str, memory: int | None, **options: Any) -> None:
+    def __init__(self, path: Path, *, backend: str, memory: int | None, **options: Any) -> None:
         options.pop("progress")("resident", 1, 2)
         FakeEngine.opened = {"path": path, "backend": backend, "memory": memory, **options}
         self.configuration = CONFIGURATION | {"memory": memory}

@@ -178,7 +178,7 @@ def test_npu_is_no_condition(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     absent = TargetError("the onnxruntime_qnn package is not installed", next_step="Install onnxruntime-qnn")
-    monkeypatch.setattr(npu.QnnLibraries, "find", classmethod(lambda cls: (_ for _ in ()).throw(absent)))
+    monkeypatch.setattr(npu.QnnLibraries, "find", classmethod(lambda cls, folder=None: (_ for _ in ()).throw(absent)))
     status, answer, found = run(capsys)
     assert status == 0 and answer["ok"]
     assert found["QNN provider"]["status"] == "missing"
@@ -201,7 +201,7 @@ def test_runtime_that_does_not_load(
 
 def test_devices_are_counted_and_a_crash_is_a_finding(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = npu.QnnLibraries(Path("plugin.so"), Path("libQnnHtp.so"))
-    monkeypatch.setattr(npu.QnnLibraries, "find", classmethod(lambda cls: libraries))
+    monkeypatch.setattr(npu.QnnLibraries, "find", classmethod(lambda cls, folder=None: libraries))
     monkeypatch.setattr(npu, "simulated", lambda: False)
     answers["qnn"] = {"build": "v2.51.0.26", "api": "2.40.0"}
     answers["devices"] = {"devices": ["QNNExecutionProvider", "CPUExecutionProvider", "QNNExecutionProvider"]}

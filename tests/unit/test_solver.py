@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,13 @@ def test_about_equal_groups_are_those_of_the_usual_size(package: Package) -> Non
     found = solve(package, profile(package, bytes_per_s=1e12), 512).configuration
     sizes = [one.bank_bytes for one in configurations(package.pool, found.arena_bytes, 1)]
     assert found.bank_bytes == min(sizes, key=lambda size: abs(math.log(size / GROUP_BYTES)))
+
+
+def test_small_reads_are_no_faster_than_measured_ones(package: Package) -> None:
+    noisy = (Rate(1 << 20, 1, 2e9), Rate(4 << 20, 1, 1e9))  # the line through the two is below 0 at half a MiB
+    made = replace(profile(package), rates=noisy)
+    assert made.bytes_per_s(1 << 19, 1) == pytest.approx(2e9)
+    assert made.bytes_per_s(2 << 20, 1) == pytest.approx(
+        (2 << 20) / ((1 << 20) / 2e9 + ((4 << 20) / 1e9 - (1 << 20) / 2e9) / 3)
+    )
+    assert solve(package, made, 16).prediction.ttft_s > 0

@@ -28,10 +28,11 @@ from estream.runtime.soc import DEFAULT_SOC, Soc, find_soc
 _log = logging.getLogger("estream.contexts")
 
 
-def find_contexts(package: Package, soc: str | None = None) -> Contexts:
+def find_contexts(package: Package, soc: str | None = None, libraries: str | Path | None = None) -> Contexts:
     """Checked contexts of a package. Without compiled ones: on x86-64 compiles into the user's cache and says so.
 
     Graph hashes are compared where graphs can be built (onnx is installed), which is not the case on a phone.
+    libraries: the folder of the QNN libraries; None: the installed package.
 
     Raises:
         UsageError: an unknown SoC, or a package that is not for the NPU.
@@ -39,7 +40,7 @@ def find_contexts(package: Package, soc: str | None = None) -> Contexts:
         TargetError: there are none, and this machine cannot compile; or the compiler fails.
     """
     chosen = find_soc(soc or DEFAULT_SOC)
-    qairt = qairt_version(QnnLibraries.find().backend)
+    qairt = qairt_version(QnnLibraries.find(libraries).backend)
     folder = package.path / FOLDER / chosen.name
     if folder.is_dir():
         had = check_manifest(folder, package, chosen, qairt)

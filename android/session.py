@@ -1,0 +1,174 @@
+"""A conversation with the phone's program: one request, events until its result, and how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from android.events import (
+    PROTOCOL,
+    PUSH,
+    Failure,
+    Hello,
+    Measurement,
+    Opened,
+    PhoneError,
+    Progressed,
+    ProtocolError,
+    Result,
+    parse,
+)
+from android.layout import PhoneLayout
+from estream.errors import EStreamError
+
+if TYPE_CHECKING:
+    from android.adb import Device
+
+_log = logging.getLogger("estream.device")
+_KILLED = {
+    signal.SIGSEGV: ("crashed", "A library on the phone crashed: estream device doctor tries them one by one"),
+    signal.SIGABRT: ("gave up", "A library on the phone gave up: estream device doctor tries them one by one"),
+    signal.SIGBUS: ("crashed", "A file shrank while it was read, or storage failed: push the package again"),
+    signal.SIGILL: ("crashed", "The libraries are for another processor: build the bundle again"),
+    signal.SIGKILL: (
+        "was killed, probably by Android's low-memory killer",
+        "Close apps on the phone, or give a smaller --memory",
+    ),
+    signal.SIGTERM: ("was ended", "Something on the phone ended it: run the command again"),
+}
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What is told while the phone works. Each may be None."""
+
+    progress: Callable[[str, int, int], None] | None = None
+    opened: Callable[[dict[str, Any]], None] | None = None
+    measured: Callable[[Measurement], None] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """hello: what runs there. fields: of the result."""
+
+    hello: Hello
+    fields: dict[str, Any]
+
+    def device(self, serial: str) -> dict[str, Any]:
+        """What reports say of the phone beside the figures."""
+        facts = {key: getattr(self.hello, key) for key in ("version", "python", "numpy", "machine")}
+        return {
+            "serial": serial,
+            "estream": facts.pop("version"),
+            **facts,
+            "onnxruntime": self.fields.get("onnxruntime"),
+            "temperature": self.fields.get("temperature"),
+        }
+
+
+def request_of(layout: PhoneLayout, package: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What every command about a package says: the phone's copy, which packing it must be, what an engine is asked for.
+
+    options: those that are None are left to the phone.
+    """
+    return {
+        "package": f"{layout.models}/{package.resolve().name}",
+        "model": hashlib.sha256((package / "model.json").read_bytes()).hexdigest(),
+        "options": {name: value for name, value in options.items() if value is not None},
+    }
+
+
+def ask(
+    device: Device, layout: PhoneLayout, command: str, request: Mapping[str, Any], listener: Listener | None = None
+) -> Answer:
+    """Runs one command of the phone's program. Whatever ends this function ends the program, too.
+
+    Raises EStreamError: the phone's own error, as it was raised there; PhoneError where the program is missing, was
+    killed or said nothing; ProtocolError where it is of another version; DeviceError where the connection broke.
+    """
+    program = (f"{layout.python}/bin/python3", f"{layout.app}/estream_phone.py", command)
+    line = json.dumps({"estream": PROTOCOL, "libraries": layout.libraries, **request})
+    heard = _Heard(listener or Listener())
+    with device.stream(*program, env=layout.environment) as process:
+        try:
+            process.send(f"{line}\n".encode())
+            for said in process.lines():
+                heard.line(said)
+            status = process.finish()
+        finally:
+            for text in process.err.decode(errors="replace").splitlines():
+                _log.info("phone: %s", text)
+        said_last = heard.noise + process.err.decode(errors="replace")
+    if heard.failure is not None:
+        raise heard.failure
+    if heard.hello is None or heard.result is None:
+        raise _ended(status, said_last, heard.hello is not None)
+    if status:
+        _log.warning("the phone's program had its result, and then %s", _how(status))
+    return Answer(heard.hello, heard.result)
+
+
+class _Heard:
+    """What was said so far. noise: lines that are no events."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.hello: Hello | None = None
+        self.result: dict[str, Any] | None = None
+        self.failure: EStreamError | None = None
+        self.noise = ""
+
+    def line(self, line: bytes) -> None:
+        listener, event = self._listener, parse(line)
+        if event is None:
+            text = line.decode(errors="replace")
+            _log.info("phone: %s", text)
+            self.noise = f"{self.noise}{text}\n"[-4000:]
+        elif isinstance(event, Failure):
+            self.failure = event.error
+        elif isinstance(event, Hello):
+            self.hello = event
+        elif self.hello is None:
+            raise ProtocolError("the phone's program did not say which one it is")
+        elif isinstance(event, Progressed):
+            if listener.progress is not None:
+                listener.progress(event.stage, event.done, event.total)
+        elif isinstance(event, Opened):
+            if listener.opened is not None:
+                listener.opened(event.configuration)
+        elif isinstance(event, Measurement):
+            if listener.measured is not None:
+                listener.measured(event)
+        elif isinstance(event, Result):
+            self.result = event.fields
+
+
+def _ended(status: int, said: str, began: bool) -> PhoneError:
+    """Why there is no answer. said: what the program printed beside events."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    tail = " | ".join(lines[-3:])[-600:] or None
+    if not began and status in (126, 127):
+        return PhoneError("EStream is not on the phone, or does not start there", had=tail, next_step=PUSH)
+    known = _KILLED.get(_signal(status))  # type: ignore[arg-type]
+    step = known[1] if known else "Run it again with -v to see all that was printed" if began else PUSH
+    return PhoneError(f"the phone's program {_how(status)} before it had an answer", had=tail, next_step=step)
+
+
+def _how(status: int) -> str:
+    number = _signal(status)
+    if number is None:
+        return f"ended with status {status}"
+    return f"{_KILLED.get(number, ('was killed',))[0]} ({number.name}, status {status})"
+
+
+def _signal(status: int) -> signal.Signals | None:
+    try:
+        return signal.Signals(status - 128)
+    except ValueError:
+        return None
