@@ -44,8 +44,10 @@ def plugin_libraries(sandbox: Sandbox) -> dict[str, Path]:
 
 
 def qnn_libraries(sandbox: Sandbox) -> dict[str, Path]:
-    """QAIRT's: back ends, stubs and skeletons."""
-    return {path.name: path for path in sorted((sandbox.wheels / "onnxruntime_qnn").glob("libQnn*.so"))}
+    """QAIRT's back end, and per Hexagon architecture the stub for the processor and the skeleton for the NPU."""
+    architectures = [f"libQnnHtpV{number}{end}.so" for number in (73, 75, 79, 81) for end in ("Stub", "Skel")]
+    names = ["libQnnHtp.so", "libQnnSystem.so", *architectures]
+    return {name: sandbox.wheels / "onnxruntime_qnn" / name for name in names}
 
 
 def install_python(sandbox: Sandbox, prefix: Path) -> None:

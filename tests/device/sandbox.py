@@ -182,12 +182,12 @@ def _write_adb(root: Path) -> None:
     """A script beside which the client finds its libraries, wherever the cache lies."""
     libraries = sorted({path.parent.relative_to(root) for path in (root / "adb").rglob("*.so.*")})
     search = ":".join(f"$root/{folder}" for folder in libraries)
-    (client,) = (path for path in (root / "adb").rglob("adb") if path.is_file() and os.access(path, os.X_OK))
+    client = (root / "adb/usr/bin/adb").resolve().relative_to(root.resolve())
     (root / "bin").mkdir()
     script = root / "bin/adb"
     script.write_text(
         '#!/bin/sh\nroot="$(dirname "$(dirname "$(readlink -f "$0")")")"\n'
-        f'LD_LIBRARY_PATH="{search}" exec "$root/{client.relative_to(root)}" "$@"\n'
+        f'LD_LIBRARY_PATH="{search}" exec "$root/{client}" "$@"\n'
     )
     script.chmod(0o755)
 

@@ -17,7 +17,7 @@ from android.layout import PhoneLayout
 from tests.device import downloads as made
 from tests.device.phone import Adb, Phone
 from tests.device.sandbox import Sandbox
-from tests.support.packages import IDS, logits_of, make_package
+from tests.support.faults import IDS, logits_of, make_package
 
 LAYOUT = PhoneLayout("/data/local/tmp/emulated python")
 LIBRARY = f"{LAYOUT.libraries}/libonnxruntime.so"
