@@ -1,4 +1,4 @@
-"""Phones for the tests. Without what they need the tests are skipped; with $ESTREAM_REQUIRE_DEVICE they fail instead."""
+"""Phones for the tests. Tests are skipped where one cannot be made; with $ESTREAM_REQUIRE_DEVICE they fail instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from estream.runtime.htp import QnnLibraries
 from estream.runtime.qairt import qairt_version
-from tests.device import downloads as made
+from tests.device.downloads import cached_downloads
 from tests.device.phone import Adb, Phone, namespaces
 from tests.device.sandbox import Sandbox, Unavailable, fetch
 
@@ -79,9 +79,7 @@ def adb_environment(adb: Adb, monkeypatch: pytest.MonkeyPatch) -> Adb:
 
 
 @pytest.fixture(scope="session")
-def downloads(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the .aar and .deb files that a user would have downloaded."""
-    folder = tmp_path_factory.mktemp("downloads")
+def downloads(sandbox: Sandbox) -> Path:
+    """A folder with the .aar and .deb files that a user would have downloaded. Not to be changed."""
     version = qairt_version(QnnLibraries.find().backend)
-    made.phone_downloads(sandbox, folder, ".".join(version.split(".")[:3]))
-    return folder
+    return cached_downloads(sandbox, ".".join(version.split(".")[:3]))

@@ -1,7 +1,7 @@
 """A stand-in adbd over TCP: real commands and real files, for the real adb client.
 
-It has adbd's manners where they matter: a push that breaks leaves no file, a client that goes away hangs up on its shell,
-and a daemon that is killed just closes its pipes. What a test may change while it runs lies in files of `VALUES`.
+It has adbd's manners where they matter: a push that breaks leaves no file, a client that goes away hangs up on its
+shell, and a daemon that is killed just closes its pipes. What a test may change meanwhile lies in files of `VALUES`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.device import shell_service
 from tests.device.sync_service import Sync
-from tests.device.wire import Closed, Connection, Stream
+from tests.device.wire import Connection, Stream
 
 VALUES = Path("/system/values")
 STATE = "state"  # device, unauthorized, or offline (does not answer)
@@ -47,7 +47,7 @@ class Daemon:
         name, *options = kind.split(",")
         run: Callable[[], None]
         if name == "sync":
-            run = Sync(stream, self._sent, lambda count: _fault(stream.connection, count)).run
+            run = Sync(stream, self._sent, _push_breaks).run
         elif name in ("shell", "exec"):
 
             def run() -> None:
@@ -80,9 +80,9 @@ def _banner() -> bytes:
     return f"device::{properties}features={_FEATURES}\0".encode()
 
 
-def _fault(connection: Connection, count: int) -> None:
+def _push_breaks(count: int) -> bool:
     limit = _value(DROP_PUSH_AFTER)
-    if limit and count >= int(limit):
+    breaks = bool(limit) and count >= int(limit)
+    if breaks:
         (VALUES / DROP_PUSH_AFTER).unlink()
-        connection.drop()
-        raise Closed
+    return breaks

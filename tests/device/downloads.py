@@ -1,19 +1,21 @@
 """The folder of files that a user would have downloaded for a phone, made of the sandbox's real aarch64 files.
 
-They have the formats of the real ones (an .aar is a zip archive, a Termux .deb an ar archive of two tar archives) and their
-names; what is inside needs glibc, not bionic. python3 is a script that starts qemu: no phone has one of these.
+They have the formats and names of the real ones (an .aar is a zip archive, a Termux .deb an ar archive of two tar
+archives). What is inside needs glibc, not bionic, and python3 is a script that starts qemu.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import lzma
-import os
 import shutil
 import stat
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tests.device.sandbox import PYTHON, Sandbox
@@ -51,14 +53,14 @@ def qnn_libraries(sandbox: Sandbox) -> dict[str, Path]:
 
 
 def install_python(sandbox: Sandbox, prefix: Path) -> None:
-    """Python without numpy at `prefix`: bin/, lib/. Files are links to the sandbox's where the file system allows it."""
+    """Python without numpy at `prefix`: bin/, lib/."""
     library = prefix / f"lib/python{PYTHON}"
     ignore = shutil.ignore_patterns("__pycache__", "sitecustomize.py")
-    shutil.copytree(sandbox.python / f"lib/python{PYTHON}", library, ignore=ignore, copy_function=_link)
+    shutil.copytree(sandbox.python / f"lib/python{PYTHON}", library, ignore=ignore)
     (library / "sitecustomize.py").write_text(_SITE_CUSTOMIZE)
     (library / "site-packages").mkdir()
     (prefix / "bin").mkdir()
-    _link(sandbox.python / f"bin/python{PYTHON}", prefix / f"bin/python{PYTHON}")
+    shutil.copy(sandbox.python / f"bin/python{PYTHON}", prefix / f"bin/python{PYTHON}")
     launcher = prefix / "bin/python3"
     launcher.write_text(_LAUNCHER)
     launcher.chmod(0o755)
@@ -69,7 +71,18 @@ def install_numpy(sandbox: Sandbox, prefix: Path) -> None:
     packages = prefix / f"lib/python{PYTHON}/site-packages"
     for name in ("numpy", "numpy.libs"):
         ignore = shutil.ignore_patterns("__pycache__", "tests")
-        shutil.copytree(sandbox.wheels / name, packages / name, ignore=ignore, copy_function=_link)
+        shutil.copytree(sandbox.wheels / name, packages / name, ignore=ignore)
+
+
+def cached_downloads(sandbox: Sandbox, qairt: str) -> Path:
+    """A folder of `phone_downloads` in the cache, made now if it is not there."""
+    folder = sandbox.root / f"downloads-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=sandbox.root, prefix="making-") as making:
+            phone_downloads(sandbox, Path(making, "all"), qairt)
+            with suppress(OSError):  # another process was faster
+                Path(making, "all").rename(folder)
+    return folder
 
 
 def phone_downloads(sandbox: Sandbox, folder: Path, qairt: str) -> None:
@@ -133,11 +146,3 @@ def _ar(members: Iterable[tuple[str, bytes]]) -> Iterable[bytes]:
         mode = f"{stat.S_IFREG | 0o644:o}"
         yield f"{name:<16}{0:<12}{0:<6}{0:<6}{mode:<8}{len(data):<10}`\n".encode()
         yield data + b"\n" * (len(data) % 2)
-
-
-def _link(source: str | Path, target: str | Path) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copy(source, target)
-    return str(target)

@@ -41,7 +41,7 @@ CPUINFO = "".join(
 
 @cache
 def namespaces() -> tuple[str, ...] | None:
-    """The command that starts another as process 1 of namespaces of its own; None where the machine does not allow it."""
+    """The command that starts another as process 1 of namespaces of its own; None where the machine allows none."""
     for user in ((), ("--user", "--map-root-user")):
         command = ("unshare", *user, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
         if shutil.which("unshare") and not subprocess.run([*command, "true"], capture_output=True).returncode:
@@ -53,8 +53,8 @@ class Phone:
     """A running phone. Close it, or use it as a context: no process, mount or socket is left then.
 
     root: folder of this phone's files. root/data is /data and root/vendor is /vendor, for the test as for the phone.
-    emulator: a folder that becomes /system/emulator. disk: bytes of /data, which is then not in `root` but in memory, and
-    really full at that size. meminfo: text of /proc/meminfo; None: the machine's.
+    emulator: a folder that becomes /system/emulator. disk: bytes of /data, which is then not in `root` but in memory,
+    and really full at that size. meminfo: text of /proc/meminfo; None: the machine's.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The phone's first process: builds its file system, starts the daemon, and ends everything when its stdin ends.
 
-Runs as process 1 of namespaces of its own (`unshare --mount --pid --fork`): nothing is mounted on the machine, /data is the
-same for pushes and for commands, and no process outlives this one. All but /data and /vendor is read-only.
+Runs as process 1 of namespaces of its own (`unshare --mount --pid --fork`): nothing is mounted on the machine, /data is
+the same for pushes and for commands, and no process outlives this one. All but /data and /vendor is read-only.
 
 stdin takes a command per line, and stdout answers each with a line of JSON: `start PORT` the daemon (answer: its port),
 `kill` it, `processes` (answer: the command lines of what else runs).
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 class FileSystem:
-    """Mounts on root/mnt what the phone sees. privileged: by the machine's root, who could write to what is the machine's."""
+    """Mounts on root/mnt what the phone sees. privileged: by the machine's root, who could write to its files."""
 
     def __init__(self, root: Path, *, privileged: bool) -> None:
         self._root, self._new, self._privileged = root, root / "mnt", privileged

@@ -1,7 +1,7 @@
 """What the emulated phone is made of, fetched from package registries and unpacked in a cache folder.
 
-adb and qemu from Debian; Python and its libraries from Debian for aarch64; numpy, ONNX Runtime and the QNN provider from
-the Python registry for aarch64. apt works on state of its own: nothing is installed on the machine.
+adb and qemu from Debian; Python and its libraries from Debian for aarch64; numpy, ONNX Runtime and the QNN provider
+from the Python registry for aarch64. apt works on state of its own: nothing is installed on the machine.
 """
 
 from __future__ import annotations
@@ -170,7 +170,12 @@ def _apt(state: Path) -> list[str]:
         "Acquire::Languages": "none",
         "Acquire::Retries": "3",
     }
-    return ["-qq", "-c", str(state / "apt.conf"), *(word for item in options.items() for word in ("-o", "=".join(map(str, item))))]
+    return [
+        "-qq",
+        "-c",
+        str(state / "apt.conf"),
+        *(word for item in options.items() for word in ("-o", "=".join(map(str, item)))),
+    ]
 
 
 def _unpack(deb: Path, folder: Path) -> None:

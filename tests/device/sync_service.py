@@ -17,21 +17,25 @@ _STAT_2 = struct.Struct("<IQQ4IQ3q")  # errno, device, inode, mode, links, user,
 _CHUNK = 1 << 16
 
 
+class Broken(Closed):
+    """The connection is to break here."""
+
+
 @dataclass
 class Sync:
     """One sync stream.
 
-    sent: called with path and bytes as a push ends, complete or not. fault: called with the bytes of a push so far; may
-    drop the connection.
+    sent: called with path and bytes as a push ends, complete or not. breaks: whether the connection breaks after so many
+    bytes of a push.
     """
 
     stream: Stream
     sent: Callable[[str, int], None]
-    fault: Callable[[int], None]
+    breaks: Callable[[int], bool]
 
     def run(self) -> None:
         """Until QUIT, or the client is gone."""
-        with suppress(Closed):
+        try:
             while True:
                 name, count = _REQUEST.unpack(self.stream.read(_REQUEST.size))
                 path = self.stream.read(count).decode(errors="surrogateescape")
@@ -51,6 +55,10 @@ class Sync:
                     self._fail(f"unknown request {name!r}")
                     break
             self.stream.close()
+        except Broken:
+            self.stream.connection.drop()
+        except Closed:
+            pass
 
     def _fail(self, message: str) -> None:
         data = message.encode()
@@ -85,7 +93,8 @@ class Sync:
                     except OSError as error:
                         failure = f"write failed: {error.strerror}"
                 count += length
-                self.fault(count)
+                if self.breaks(count):
+                    raise Broken
             if not failure:
                 os.fchmod(file, _widened(int(mode)))
                 os.utime(file, (length, length))

@@ -16,7 +16,18 @@ from tests.device.conftest import NewPhone
 from tests.device.phone import Adb, Phone
 
 TMP = "/data/local/tmp"
-AWKWARD = ["two words", "it's", 'a "quoted" one', "semi;colon", "$(touch gone)", "`id`", "a&b|c>d", "*?[x]", "-rf", "ü→"]
+AWKWARD = [
+    "two words",
+    "it's",
+    'a "quoted" one',
+    "semi;colon",
+    "$(touch gone)",
+    "`id`",
+    "a&b|c>d",
+    "*?[x]",
+    "-rf",
+    "ü→",
+]
 
 
 def test_shell_keeps_output_errors_and_status_apart(adb: Adb, phone: Phone) -> None:

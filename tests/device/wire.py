@@ -8,7 +8,9 @@ import struct
 import threading
 from collections.abc import Callable
 
-CNXN, AUTH, OPEN, OKAY, CLSE, WRTE = (int.from_bytes(name, "little") for name in b"CNXN AUTH OPEN OKAY CLSE WRTE".split())
+CNXN, AUTH, OPEN, OKAY, CLSE, WRTE = (
+    int.from_bytes(name, "little") for name in b"CNXN AUTH OPEN OKAY CLSE WRTE".split()
+)
 VERSION = 0x01000001  # the first without checksums of the data
 MAX_PAYLOAD = 1 << 20
 _HEADER = struct.Struct("<6I")  # command, two arguments, bytes of data, checksum, complement of the command
@@ -78,8 +80,11 @@ class Stream:
 
 
 class Connection:
-    """One connection. state() is "device", "unauthorized" or "offline", asked at the handshake; `serve(stream, service)`
-    runs a service in a thread of its own, and says by False that it does not know it."""
+    """One connection.
+
+    state() is "device", "unauthorized" or "offline", asked at the handshake. serve(stream, service) runs a service in a
+    thread of its own, and says by False that it does not know it.
+    """
 
     def __init__(
         self, peer: socket.socket, banner: bytes, state: Callable[[], str], serve: Callable[[Stream, str], bool]
