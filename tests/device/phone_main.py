@@ -83,7 +83,7 @@ class FileSystem:
             (new / "data").mkdir()
             _mount("-t", "tmpfs", "-o", f"mode=771,size={disk}", "data", new / "data")
         (new / "data/local/tmp").mkdir(parents=True, exist_ok=True)
-        _mount("-o", "remount,ro", new)
+        _mount("-o", "remount,bind,ro", new)
 
     def _bind(self, source: Path, name: str, *, read_only: bool = False) -> None:
         target = self._new / name

@@ -25,8 +25,8 @@ class Broken(Closed):
 class Sync:
     """One sync stream.
 
-    sent: called with path and bytes as a push ends, complete or not. breaks: whether the connection breaks after so many
-    bytes of a push.
+    sent: called with path and bytes as a push ends, complete or not. breaks: whether the connection breaks after so
+    many bytes of a push.
     """
 
     stream: Stream
