@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ _PHONE_PACKAGES = (f"python{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libs
 # The wheels' platforms, newest first: pip takes what it is told literally.
 _PLATFORMS = ("manylinux_2_34_aarch64", "manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
 _LIMIT_S = 600
+_KEPT_S = 86400  # since its last use
 
 
 class Unavailable(Exception):
@@ -84,10 +86,12 @@ def fetch() -> Sandbox:
     with _locked(root.parent / "phone.lock"):
         if not root.is_dir():
             for old in root.parent.glob("phone-*"):
-                shutil.rmtree(old)
+                if time.time() - old.stat().st_mtime > _KEPT_S:  # else a checkout of another version may be using it
+                    shutil.rmtree(old)
             with tempfile.TemporaryDirectory(dir=root.parent, prefix="making-") as making:
                 _make(Path(making, "phone"), wheels)
                 Path(making, "phone").rename(root)
+        os.utime(root)
     return Sandbox(root)
 
 

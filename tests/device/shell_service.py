@@ -23,6 +23,7 @@ _ENVIRONMENT = {
     "USER": "shell",
     "LANG": "C.UTF-8",
 }
+_LAST_WORD_S = 5.0
 _LOOK_S = 0.1  # how often a silent command is looked at for whether anybody still listens
 
 
@@ -37,7 +38,8 @@ def run(stream: Stream, command: str, *, framed: bool) -> None:
         stderr=subprocess.PIPE if framed else subprocess.STDOUT,
         bufsize=0,
     )
-    threading.Thread(target=_pass_stdin, args=(stream, process, framed), daemon=True).start()
+    feeder = threading.Thread(target=_pass_stdin, args=(stream, process, framed), daemon=True)
+    feeder.start()
     try:
         _pass_output(stream, process, framed)
         status = process.wait()
@@ -49,6 +51,7 @@ def run(stream: Stream, command: str, *, framed: bool) -> None:
         # As adbd: the pipes go, and the shell is told, but what it started is not.
         if framed:
             process.send_signal(signal.SIGHUP)
+        feeder.join(_LAST_WORD_S)  # what came before the end is passed on: `adb exec-in` ends so
         _close(process)
         process.wait()
 

@@ -59,6 +59,16 @@ def test_exec_out_is_raw(adb: Adb, phone: Phone) -> None:
     assert done.stdout == b"\r" * 300000
 
 
+def test_exec_in_is_raw(adb: Adb, phone: Phone) -> None:
+    data = bytes(range(256)) * 4000
+
+    assert adb.run("exec-in", f"cat > {TMP}/raw; touch {TMP}/raw.done", serial=phone.serial, stdin=data).returncode == 0
+
+    phone.wait_for_no_process()  # the client does not wait for the command
+    assert phone.path(f"{TMP}/raw.done").exists()
+    assert phone.path(f"{TMP}/raw").read_bytes() == data
+
+
 def test_a_command_whose_client_goes_away_is_hung_up_on(adb: Adb, phone: Phone) -> None:
     client = _shell(adb, phone, "echo begun; exec sleep 60")
     assert client.stdout is not None and client.stdout.readline() == b"begun\n"
