@@ -24,7 +24,7 @@ from pathlib import Path
 
 PYTHON = "3.11"
 _HOST_PACKAGES = ("adb", "qemu-user-static")
-_PHONE_PACKAGES = (f"python{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libstdc++6")
+_PHONE_PACKAGES = (f"python{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libstdc++6", "libatomic1")
 # The wheels' platforms, newest first: pip takes what it is told literally.
 _PLATFORMS = ("manylinux_2_34_aarch64", "manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
 _LIMIT_S = 600
@@ -60,6 +60,11 @@ class Sandbox:
     @property
     def wheels(self) -> Path:
         return self.root / "wheels"
+
+    @property
+    def system_libraries(self) -> set[str]:
+        """Names of the libraries that this phone has of itself, where a real one has Android's."""
+        return {path.name for path in (self.emulator / "aarch64").rglob("*.so*")}
 
     def version(self, distribution: str) -> str:
         """Of an unpacked wheel."""

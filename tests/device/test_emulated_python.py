@@ -22,6 +22,7 @@ from tests.device.sandbox import Sandbox
 from tests.support.faults import IDS, logits_of, make_package
 
 LAYOUT = PhoneLayout("/data/local/tmp/emulated python")
+PLUGIN = "libonnxruntime_providers_qnn.so"
 CACHE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{LAYOUT.root}/bytecode"}  # 4 s less per run
 LIBRARY = f"{LAYOUT.libraries}/libonnxruntime.so"
 DESCRIBE = """
@@ -103,6 +104,15 @@ def test_python_is_the_phones_own(python: Python) -> None:
     machine, prefix, numpy_file, product, absolute, child = json.loads(done.stdout)
     assert (machine, prefix, product, absolute, child) == ("aarch64", LAYOUT.python, 30.0, 2**40, "42\n")
     assert numpy_file.startswith(LAYOUT.python)
+
+
+def test_every_library_loads(python: Python, sandbox: Sandbox) -> None:
+    assert {"libc.so.6", "ld-linux-aarch64.so.1", "libstdc++.so.6"} <= sandbox.system_libraries
+    names = [LIBRARY, *(f"{LAYOUT.libraries}/{name}" for name in ("libQnnHtp.so", "libQnnSystem.so", PLUGIN))]
+
+    done = python.run("import ctypes, sys\nfor name in sys.argv[1:]: ctypes.CDLL(name)", *names)
+
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_status_and_errors_cross(python: Python) -> None:
