@@ -150,7 +150,7 @@ def test_qnn_provider_without_a_dsp_finds_no_npu(python: Python, context: str) -
 
 
 def test_a_context_without_a_dsp_is_refused(python: Python, context: str) -> None:
-    # With this variable the provider claims a device, and fails as it opens the DSP.
+    # With this variable the provider claims a device; QNN then says BACKEND_ERROR_CANNOT_INITIALIZE, in a log.
     done = python.run(OPEN_HTP, LIBRARY, LAYOUT.libraries, context, ORT_QNN_ENABLE_CPU_BACKEND="1")
 
     assert (done.returncode, done.stdout) == (1, b"registered\n")
