@@ -11,7 +11,8 @@ from typing import Any, TextIO
 from estream.cli.console import Console
 from estream.units import format_bytes, format_rate, format_seconds
 
-_COUNTED = {"prefill": "layers", "calibrate": "steps"}  # stages that are not in bytes
+# Stages that are not in bytes.
+_COUNTED = {"prefill": "layers", "perplexity": "layers", "reference": "layers", "calibrate": "steps"}
 
 
 class Progress:
