@@ -141,8 +141,8 @@ class Results:
 def _said(found: Line) -> str:
     if "stats" in found:
         return f"{found['stats']['ttft_s']:.3f} s, {format_bytes(found['stats']['memory']['peak_bytes'])}"
-    if "perplexity" in found:
-        return f"perplexity {found['perplexity']:.4f}"
+    if "quality" in found:
+        return f"perplexity {found['quality']['perplexity']:.4f}"
     return f"refused: {found['refused']}" if "refused" in found else f"failed: {found['failed']}"
 
 

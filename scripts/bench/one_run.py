@@ -75,7 +75,7 @@ def _prefill(job: Job) -> dict[str, Any]:
 def _perplexity(job: Job) -> dict[str, Any]:
     windows = split_windows(text_ids(job), job.tokens)
     with Engine(job.package, max_tokens=len(windows[0]), **job.options) as engine:
-        return asdict(perplexity(engine, windows))
+        return {"quality": asdict(perplexity(engine, windows))}
 
 
 def prompt_of(job: Job) -> np.ndarray:

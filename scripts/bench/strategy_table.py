@@ -103,9 +103,9 @@ def _measured(strategy: str, tokens: int, cell: list[Line], quality: Line | None
 
 
 def _perplexity(line: Line | None) -> str:
-    if line is None or "perplexity" not in line:
+    if line is None or "quality" not in line:
         return NOT_MEASURED
-    return f"{line['perplexity']:.3f} ({line['predicted']} tokens)"
+    return f"{line['quality']['perplexity']:.3f} ({line['quality']['predicted']} tokens)"
 
 
 def _simulated(one: Line) -> list[str]:

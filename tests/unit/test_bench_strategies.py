@@ -38,7 +38,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, packages: list[Path], *op
     def run_apart(job: Job, enter: object) -> dict[str, Any]:
         measured.append(job)
         if job.kind == "perplexity":
-            return {"perplexity": 41.5, "predicted": 255}
+            return {"quality": {"perplexity": 41.5, "predicted": 255, "tokens": 256}}
         strategy = job.options.get("strategy", "estream")
         if strategy == "per-expert-graph":
             return {"refused": "240 contexts | too many"}
