@@ -46,7 +46,13 @@ def markdown(lines: list[Line], simulations: list[Line]) -> str:
             cell = [line for line in own if (line["tokens"], line["strategy"]) == (tokens, strategy)]
             rows.append(_measured(strategy, tokens, cell, perplexities.get((package, model, strategy))))
         what = f"{package}, target {own[0]['options']['backend']}, measured; {budget}; reads {_limited(limit)}; "
-        tables.append(_table(f"{what}prompts: {prompt}; up to {rounds} rounds, fresh processes", rows))
+        notes = [
+            f"{line['strategy']}, {word}: {line[word]}"
+            for line in own
+            for word in ("refused", "failed")
+            if word in line
+        ]
+        tables.append(_table(f"{what}prompts: {prompt}; up to {rounds} rounds, fresh processes", rows, notes))
     for device, package in _distinct(simulations, "device", "package"):
         own = [one for one in simulations if (one["device"], one["package"]) == (device, package)]
         tables.append(_table(f"{package}, target htp, simulated: {device}", [_simulated(one) for one in own]))
@@ -82,9 +88,7 @@ def _limited(limit: str | None) -> str:
 def _measured(strategy: str, tokens: int, cell: list[Line], quality: Line | None) -> list[str]:
     runs = [line["stats"] for line in cell if "stats" in line]
     if not runs:
-        why = cell[-1].get("refused") or cell[-1].get("failed")
-        word = "refused" if "refused" in cell[-1] else "failed"
-        return [strategy, str(tokens), f"{word}: {why}", *[NOT_MEASURED] * 6]
+        return [strategy, str(tokens), "refused" if "refused" in cell[-1] else "failed", *[NOT_MEASURED] * 6]
     times = [run["ttft_s"] for run in runs]
     computed, useful = _all(runs, "rows_computed"), _all(runs, "rows_useful")
     dropped, bubbles = _all(runs, "dropped_rate"), _all(runs, "bubble_rate")
@@ -129,10 +133,11 @@ def _all(runs: list[Line], name: str) -> list[Any] | None:
     return None if None in values else values
 
 
-def _table(title: str, rows: list[list[str]]) -> str:
-    lines = [title, "", _row(_COLUMNS), _row(["---"] * len(_COLUMNS))]
-    return "\n".join([*lines, *(_row(row) for row in rows)])
+def _table(title: str, rows: list[list[str]], notes: Iterable[str] = ()) -> str:
+    lines = [title, "", _row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *map(_row, rows)]
+    different = list(dict.fromkeys(notes))
+    return "\n".join([*lines, "", *different] if different else lines)
 
 
 def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+    return f"| {' | '.join(cells)} |"

@@ -41,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, packages: list[Path], *op
             return {"quality": {"perplexity": 41.5, "predicted": 255, "tokens": 256}}
         strategy = job.options.get("strategy", "estream")
         if strategy == "per-expert-graph":
-            return {"refused": "240 contexts | too many"}
+            return {"refused": "240 contexts are too many"}
         if strategy == "padded" and len(measured) < 4:
             return {"failed": "status -9: said nothing"}
         return stats(float(len(measured)))
@@ -100,7 +100,10 @@ def test_what_is_there_is_not_measured_again(
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| estream | 8 | 6.00 s | 1.00 s to 8.00 s (3) | 0.600 | 1.250 | 12.50% | 512 MiB | 41.500 (255 tokens) |",
         "| padded | 8 | 6.50 s | 4.00 s to 9.00 s (2) | 0.650 | 1.250 | 12.50% | 512 MiB | 41.500 (255 tokens) |",
-        "| per-expert-graph | 8 | refused: 240 contexts / too many | " + " | ".join(["not measured"] * 6) + " |",
+        "| per-expert-graph | 8 | refused | " + " | ".join(["not measured"] * 6) + " |",
+        "",
+        "padded, failed: status -9: said nothing",
+        "per-expert-graph, refused: 240 contexts are too many",
     ]
     (packages[0] / "model.json").write_text("packed again")
     assert len(run(monkeypatch, tmp_path, packages[:1], *options)) == 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,18 @@ def test_a_failure_gives_the_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NumericError, match="token 1: not finite"):
         agreement(lambda: engine, lambda: pytest.fail("opened"), split_windows([0, 1, 2], 3))
     assert len(closed) == 1
+
+
+def test_memory_is_that_of_a_few_rows_of_a_block() -> None:
+    block, ids = np.zeros((512, 8192), np.float32), np.zeros(512, np.int64)
+    sink = WindowScores(ids, 8192)
+    tracemalloc.start()
+    try:
+        sink(0, 0, block)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 8 * ROWS * 8192 < peak < block.nbytes / 2
 
 
 def test_scores_of_one_block() -> None:
