@@ -37,8 +37,7 @@ def markdown(lines: list[Line], simulations: list[Line]) -> str:
         own = [
             line for line in prefills if (line["package"], line["model"], line["read_limit"]) == (package, model, limit)
         ]
-        memory = next((line["options"]["memory"] for line in own if line["options"]["memory"] is not None), None)
-        budget = "no budget" if memory is None else f"{format_bytes(memory)} each, but for those with another budget"
+        budget = _budget(line["options"]["memory"] for line in own)
         prompt = own[0]["text"] or "random tokens"
         rounds = 1 + max(line["round"] for line in own)
         rows = []
@@ -55,7 +54,8 @@ def markdown(lines: list[Line], simulations: list[Line]) -> str:
         tables.append(_table(f"{what}prompts: {prompt}; up to {rounds} rounds, fresh processes", rows, notes))
     for device, package in _distinct(simulations, "device", "package"):
         own = [one for one in simulations if (one["device"], one["package"]) == (device, package)]
-        tables.append(_table(f"{package}, target htp, simulated: {device}", [_simulated(one) for one in own]))
+        budget = _budget(one["memory"] for one in own)
+        tables.append(_table(f"{package}, target htp, simulated: {device}; {budget}", [_simulated(one) for one in own]))
     return "\n\n".join(tables)
 
 
@@ -79,6 +79,11 @@ def _is(line: Line, kind: str) -> bool:
 
 def _distinct(lines: Iterable[Line], *names: str) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(tuple(line[name] for name in names) for line in lines))
+
+
+def _budget(given: Iterable[int | None]) -> str:
+    memory = next((nbytes for nbytes in given if nbytes is not None), None)
+    return "no budget" if memory is None else f"{format_bytes(memory)} each, but for those with another budget"
 
 
 def _limited(limit: str | None) -> str:

@@ -132,13 +132,15 @@ def test_what_was_not_measured_says_so(tmp_path: Path) -> None:
 
 def test_simulations_join_and_say_that_they_are(tmp_path: Path) -> None:
     path = tmp_path / "simulated.json"
-    one = {"simulated": True, "package": "olmoe", "tokens": 1024, "ttft_s": 0.5, "bubble_rate": 0.09}
+    one = {"simulated": True, "package": "olmoe", "tokens": 1024, "memory": 1 << 30, "ttft_s": 0.5, "bubble_rate": 0.09}
     other = one | {"ttft_s": 0.75, "machine": {"name": "phone", "strategy": "on-demand"}}
     one["machine"] = {"name": "phone", "strategy": "estream"}
     path.write_text(json.dumps(one, indent=2) + "\n" + json.dumps([other]) + "\n")
     text = markdown([], simulated(path))
     unknown = "not measured"
-    assert text.splitlines()[0] == "olmoe, target htp, simulated: phone"
+    assert (
+        text.splitlines()[0] == "olmoe, target htp, simulated: phone; 1.00 GiB each, but for those with another budget"
+    )
     assert text.splitlines()[-1] == (
         f"| on-demand | 1024 | 750 ms | simulated | 0.090 | {unknown} | {unknown} | {unknown} | {unknown} |"
     )
