@@ -26,6 +26,7 @@ import estream
 from estream import Engine
 from estream.errors import EStreamError, UsageError
 from estream.package.reader import Package
+from estream.quality import perplexity_of
 from scripts.derive import NAME, dense_llama, folder, llama_gguf, source, texts, tokenizer
 from scripts.derive_demo_model import derive
 
@@ -99,7 +100,7 @@ def measure(path: Path, ids: list[int], dense: np.ndarray, reference: bool) -> M
         scheme=package.pool.panel.scheme,
         experts=package.architecture.experts,
         top_k=package.architecture.top_k,
-        perplexity=dense_llama.perplexity(found, ids),
+        perplexity=perplexity_of(found, ids),
         difference=float(np.abs(found - dense).max() / np.ptp(dense)),
     )
 
@@ -162,7 +163,7 @@ def main() -> int:
         model = llama_gguf.read(source.fetch(cache).gguf)
         ids = texts.evaluation(tokenizer.build(model.vocabulary))
         dense = dense_llama.logits(model, ids)
-        dense_perplexity = dense_llama.perplexity(dense, ids)
+        dense_perplexity = perplexity_of(dense, ids)
         measured = [measure(path, ids, dense, args.reference) for path in packages]
         checks = criteria(measured, dense_perplexity)
         if all(check.had is None for check in checks):

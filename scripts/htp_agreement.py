@@ -4,8 +4,9 @@
     scripts/htp_agreement.py                  # makes int8 and int4 packages in .demo, then compares each (10 minutes)
     scripts/htp_agreement.py A.estream ...    # compares these packages of the derived model
 
-Per package: " Paris" first after "The capital of France is"; over the text, perplexity within 1 % of the reference
-lowering of the same package (dequantise, then float32) and the same first token at 97 % of the positions at least.
+Per package: " Paris" first after "The capital of France is"; over the text, as `estream perplexity --agreement` has it,
+perplexity within 1 % of the reference lowering of the same package (dequantise, then float32) and the same first token
+at 97 % of the positions at least.
 Exit status: 0 all hold, 1 one does not.
 """
 
@@ -16,6 +17,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from the ch
 import estream
 from estream import Engine
 from estream.errors import EStreamError
+from estream.quality import agreement, split_windows
 from estream.streams import keep_stdout_ours
-from scripts.derive import dense_llama, folder, llama_gguf, source, texts, tokenizer
+from scripts.derive import folder, llama_gguf, source, texts, tokenizer
 from scripts.derive_demo_model import derive
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +40,7 @@ MOST_PERPLEXITY, LEAST_SAME = 0.01, 0.97
 
 @dataclass(frozen=True)
 class Agreement:
-    """One package. same: share of positions whose most probable token is the reference's."""
+    """One package. change, same, divergence: as `estream.quality.Agreement` has them."""
 
     package: str
     experts: str
@@ -47,12 +50,10 @@ class Agreement:
     first: str
     perplexity: float
     reference: float
+    change: float
     same: float
+    divergence: float
     seconds: float
-
-    @property
-    def change(self) -> float:
-        return self.perplexity / self.reference - 1
 
     @property
     def holds(self) -> bool:
@@ -76,27 +77,29 @@ def make(work: Path, cache: Path) -> list[Path]:
 
 
 def compare(path: Path, ids: list[int], prompt: list[int], vocabulary: tokenizer.Tokenizer) -> Agreement:
-    """Prefills the text with both, and the prompt on htp."""
-    with Engine(path, reference=True, max_tokens=len(ids)) as engine:
-        expected = engine.prefill(ids, logits="all").logits
-        manifest = engine.package.manifest
+    """Prefills the text with both, and the prompt on htp. seconds: both runs of the text."""
     started = time.perf_counter()
-    with Engine(path, "htp", max_tokens=len(ids)) as engine:
-        found = engine.prefill(ids, logits="all").logits
-        seconds = time.perf_counter() - started
-        last = engine.prefill(prompt).logits
-        soc = str(engine.configuration["soc"])
-    assert expected is not None and found is not None and last is not None
+    quality, near = agreement(
+        partial(Engine, path, "htp", max_tokens=len(ids)),
+        partial(Engine, path, reference=True, max_tokens=len(ids)),
+        split_windows(ids, len(ids)),
+    )
+    seconds = time.perf_counter() - started
+    with Engine(path, "htp", max_tokens=len(prompt)) as engine:
+        last, manifest = engine.prefill(prompt).logits, engine.package.manifest
+    assert last is not None
     return Agreement(
         package=str(path),
         experts=manifest.experts,
         dense=manifest.dense,
-        soc=soc,
-        tokens=len(ids),
+        soc=str(quality.configuration["soc"]),
+        tokens=quality.tokens,
         first=vocabulary.decode([int(np.argmax(last))]),
-        perplexity=dense_llama.perplexity(found, ids),
-        reference=dense_llama.perplexity(expected, ids),
-        same=float((found.argmax(axis=1) == expected.argmax(axis=1)).mean()),
+        perplexity=quality.perplexity,
+        reference=near.reference.perplexity,
+        change=near.change,
+        same=near.same,
+        divergence=near.divergence,
         seconds=seconds,
     )
 
@@ -107,7 +110,8 @@ def line(one: Agreement) -> str:
         f"{Path(one.package).name}: experts {one.experts}, dense {one.dense}; {one.soc}, simulated; "
         f"{one.tokens} tokens; first {one.first!r}; perplexity {one.perplexity:.3f}, reference {one.reference:.3f} "
         f"({one.change:+.2%}, limit {MOST_PERPLEXITY:.0%}); same first token {one.same:.1%} "
-        f"(at least {LEAST_SAME:.0%}); {one.seconds:.0f} s: {'ok' if one.holds else 'FAILED'}"
+        f"(at least {LEAST_SAME:.0%}); divergence {one.divergence:.2g} nats; {one.seconds:.0f} s: "
+        f"{'ok' if one.holds else 'FAILED'}"
     )
 
 

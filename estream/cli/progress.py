@@ -11,8 +11,15 @@ from typing import Any, TextIO
 from estream.cli.console import Console
 from estream.units import format_bytes, format_rate, format_seconds
 
-# stages that are not in bytes
-_COUNTED = {"prefill": "layers", "calibrate": "steps", "bench": "prefills", "writing bundle": "files"}
+# Stages that are not in bytes.
+_COUNTED = {
+    "prefill": "layers",
+    "perplexity": "layers",
+    "reference": "layers",
+    "calibrate": "steps",
+    "bench": "prefills",
+    "writing bundle": "files",
+}
 
 
 class Progress:

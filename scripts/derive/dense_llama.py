@@ -88,11 +88,3 @@ def logits(model: Llama, ids: Sequence[int], dtype: np.typing.DTypeLike = np.flo
 
 def _cast(weight: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return weight.astype(dtype, copy=False)
-
-
-def perplexity(all_logits: np.ndarray, ids: Sequence[int]) -> float:
-    """exp of the mean negative log likelihood of ids[1:], given `all_logits` [N, V] of ids."""
-    rows = all_logits[:-1].astype(np.float64)
-    peak = rows.max(axis=-1)
-    log_sum = peak + np.log(np.exp(rows - peak[:, None]).sum(axis=-1))
-    return float(np.exp(np.mean(log_sum - rows[np.arange(len(rows)), np.asarray(ids)[1:]])))

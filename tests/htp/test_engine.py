@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from estream.layers.htp.state import nbytes
 from estream.layers.observe import Rows
 from estream.package.chunks import head_groups
 from estream.package.layout import PanelLayout
+from estream.quality import agreement, perplexity_of, split_windows
 from estream.runtime import open_target
 from estream.runtime.mock import MockGraph, MockTarget
 from estream.runtime.target import Buffer
@@ -170,6 +172,21 @@ def test_selftest_passes(olmoe: Made) -> None:
     assert report.simulated and report.reference and report.graphs == "htp"
     assert {item.graph for item in report.differences} >= {"qkv", "attention", "o_router", "expert", "sum", "head"}
     assert max(item.error for item in report.differences) < 0.05
+
+
+def test_perplexity_is_that_of_the_reference(olmoe: Made) -> None:
+    windows = split_windows(prompt(100), 70)
+    open_engine, open_reference = (
+        partial(Engine, olmoe[0], "htp", max_tokens=70),
+        partial(Engine, olmoe[0], reference=True),
+    )
+    quality, near = agreement(open_engine, open_reference, windows)
+    with Engine(olmoe[0], "htp", max_tokens=70) as engine:
+        logits = [engine.prefill(window, logits="all").logits for window in windows]
+    losses = [np.log(perplexity_of(one, window)) for one, window in zip(logits, windows, strict=True)]
+    assert quality.loss == pytest.approx((69 * losses[0] + 29 * losses[1]) / 98, rel=1e-12)
+    assert 0 < abs(near.change) < 0.01 and near.same > 0.97 and 0 < near.divergence < 1e-3
+    assert quality.configuration["simulated"] is True
 
 
 def test_convolutions(tmp_path: Path) -> None:

@@ -21,7 +21,18 @@ from estream.errors import PackageError, UsageError
 from estream.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("pack", "synth", "inspect", "verify", "compile", "prefill", "selftest", "doctor", "completion")
+COMMANDS = (
+    "pack",
+    "synth",
+    "inspect",
+    "verify",
+    "compile",
+    "prefill",
+    "perplexity",
+    "selftest",
+    "doctor",
+    "completion",
+)
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.derive.checkpoint import layer_tensors
 from scripts.derive.cut import cut
-from scripts.derive.dense_llama import activations, hidden_states, logits, perplexity, rms_norm, rotate
+from scripts.derive.dense_llama import activations, hidden_states, logits, rms_norm, rotate
 from scripts.derive.llama_gguf import Llama, LlamaConfig, LlamaLayer, Vocabulary, unpermute
 
 CONFIG = LlamaConfig(
@@ -71,13 +71,6 @@ def test_sequences_do_not_see_each_other_nor_the_future() -> None:
     np.testing.assert_allclose(together[3:], hidden_states(model, [[8, 9, 10, 11]]))
     np.testing.assert_allclose(logits(model, [8, 9]), logits(model, [8, 9, 10, 11])[:2])
     assert not np.allclose(logits(model, [9, 8, 3])[2], logits(model, [8, 9, 3])[2])  # order matters
-
-
-def test_perplexity_of_known_distributions() -> None:
-    assert perplexity(np.zeros((5, 40)), [1, 2, 3, 4, 5]) == pytest.approx(40)
-    certain = np.full((3, 4), -1e4)
-    certain[[0, 1], [2, 3]] = 1e4
-    assert perplexity(certain, [0, 2, 3]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("experts", [1, 2, 4])
