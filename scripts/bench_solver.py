@@ -34,7 +34,9 @@ from estream.units import format_bytes, format_seconds, parse_size
 from scripts.bench.cgroups import Cgroup
 
 BEST, MORE = 12, 4
-IDLE_S = 0.3  # before a run: a rate limit gives credit by slices of 0.1 s, and what the run before left of one is chance
+IDLE_S = (
+    0.3  # before a run: a rate limit gives credit by slices of 0.1 s, and what the run before left of one is chance
+)
 LANES = (1, 2, 4)
 
 
