@@ -1,6 +1,6 @@
-"""Fits the four unknown figures of the OnePlus 15's profile to four published times, and says how far eight others are met.
+"""Fits four figures of the OnePlus 15's profile to four published times; says how far others are met.
 
-    python -m scripts.fit_phone            # fitted and held-out errors, bubbles, regret, strategies: a minute or two
+    python -m scripts.fit_phone            # fitted and held-out errors, bubbles: a minute or two
     python -m scripts.fit_phone --write    # and the fitted figures into estream/solver/phones/oneplus15.json
     python -m scripts.fit_phone --check    # only the times, with the figures of the file: seconds
 

@@ -1,11 +1,11 @@
-"""Is the solver's choice the best on a simulated phone? Against every configuration, for twelve pairs of model and budget.
+"""Is the solver's choice the best on a simulated phone? Against every configuration, for 12 pairs of model and budget.
 
     python -m scripts.simulate_regret
     python -m scripts.simulate_regret --device oneplus12 --tokens 512 --json
 
-Every configuration: the sweep of scripts/bench_solver.py (G in powers of two, the B that fill the budget's arena or half of
-it, Q of 1, 2, 4 and 8, both ways to start), with the same dense weights and the same prompt. Regret is the time of the
-solver's choice over the least of all, less 1. Exit status 1 where a regret is above 3.45 %.
+Every configuration: the sweep of scripts/bench_solver.py (G in powers of two; the B that fill the budget's room, the
+chosen arena or half of it; Q of 1, 2, 4 and 8; both ways to start), with the same dense weights and the same prompt.
+Regret is the time of the solver's choice over the least of all, less 1. Exit status 1 where a regret is above 3.45 %.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def measure(phone: Phone, preset: str, memory: str, tokens: int) -> dict[str, An
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| model | budget | peak | chosen G, B, Q, prefetch | simulated | best of | G, B, Q, prefetch | simulated | regret |",
+        "| model | budget | peak | chosen G, B, Q, prefetch | simulated | best of | G, B, Q, prefetch | simulated "
+        "| regret |",
         "|" + " --- |" * 9,
     ]
     for row in rows:

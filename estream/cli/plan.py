@@ -146,10 +146,11 @@ def text_timeline(plan: Plan, label: str = "") -> str:
             first, last = start / total * _WIDTH, end / total * _WIDTH
             for cell in range(int(first), min(_WIDTH, int(last) + 1)):
                 cells[cell] += max(0.0, min(last, cell + 1) - max(first, cell))
-    return "\n".join(
-        f"{name:<8} |{''.join('#' if share > 0.66 else '+' if share > 0.1 else '.' for share in cells)}|{label and ' '}{label}"
+    drawn = {
+        name: "".join("#" if share > 0.66 else "+" if share > 0.1 else "." for share in cells)
         for name, cells in (("flash", flash), ("experts", experts))
-    )
+    }
+    return "\n".join(f"{name:<8} |{line}| {label}".rstrip() for name, line in drawn.items())
 
 
 def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

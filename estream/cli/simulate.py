@@ -1,4 +1,4 @@
-"""`estream simulate`: `plan` for a phone that is not at hand, from published figures; everything it says is simulated."""
+"""`estream simulate`: `plan` for a phone that is not at hand, from published figures. Nothing of it is measured."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 NAME = "simulate"
 HELP = "predict a prompt on a phone that is not at hand"
 DESCRIPTION = (
-    "Runs the solver and the flash pipeline on a virtual clock with a phone's published figures, for a packed model or\n"
-    "for a public model's shape, of which nothing needs to be on disk. Nothing is measured: docs/simulation.md says\n"
-    "what the figures come from, and how far published times are met."
+    "Runs the solver and the flash pipeline on a virtual clock with a phone's published figures, for a packed model\n"
+    "or for a public model's shape, of which nothing needs to be on disk. Nothing is measured: docs/simulation.md\n"
+    "says what the figures come from, and how far published times are met."
 )
 EXAMPLE = "  estream simulate qwen3-30b-a3b --device oneplus15 --tokens 4096 --memory 1.87GiB --plot simulated.svg"
 

@@ -34,10 +34,10 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Phone:
-    """matrix_flops: operations of matrix products, attention's among them. latent_flops: of the scores and sums of latent
-    attention. vector_bytes_per_s: what passes through vector registers, read and written. ddr_bytes_per_s: of the NPU's
-    own transfers. dispatch_s: a graph call, whatever it computes. row_reads_bytes_per_s: reads of one embedding row
-    each. flash_bytes_per_s: of large reads, at the best number of them; by_size, by_lanes: shares of it, ascending.
+    """matrix_flops: operations of matrix products, attention's among them. latent_flops: of the scores and sums of
+    latent attention. vector_bytes_per_s: what passes through vector registers, read and written. ddr_bytes_per_s: of
+    the NPU's own transfers. dispatch_s: a graph call, whatever it computes. row_reads_bytes_per_s: reads of one
+    embedding row each. flash_bytes_per_s: of large reads, at the best number of them; by_size, by_lanes: shares of it, ascending.
     compute_slowdown, flash_slowdown, base_bytes: as in `DeviceProfile`. machine: what the figures are of."""
 
     machine: Mapping[str, Any]

@@ -90,7 +90,7 @@ def solve(
         chosen = resolved(resident="all")
         paged = sizes[0] if chosen.dense_weights == "paged" else 0
         found = Search(package, profile, costs, work, paged)
-        prediction = again = found.resident()
+        prediction = again = found.predict(chosen)
     else:
         pinned = (
             0 if group is not None else None
@@ -149,6 +149,10 @@ class Search:
     paged_bytes: int
 
     def predict(self, chosen: Configuration, pinned: int = 0) -> Prediction:
+        """pinned: groups of every layer that are in memory already; all of them where experts are resident."""
+        if chosen.resident == "all":
+            panels = self.package.pool.panels_per_layer
+            chosen, pinned = replace(chosen, group=panels, banks=1, prefetch="before-routing", resident="none"), 1
         return predict(
             self.package,
             self.profile,
@@ -161,12 +165,6 @@ class Search:
             pinned=pinned,
             paged_bytes=self.paged_bytes,
         )
-
-    def resident(self) -> Prediction:
-        """All experts in memory: nothing is waited for."""
-        panels = self.package.pool.panels_per_layer
-        whole = Configuration(panels, 1, self.profile.lanes, "before-routing", "all", 0, 0)
-        return self.predict(whole, pinned=1)
 
     def best(
         self, arena_bytes: int, *, prefetch: str | None = None, given: Configuration | None = None

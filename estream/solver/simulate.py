@@ -1,4 +1,4 @@
-"""A prompt on a phone that is not at hand: the solver and the flash machine on a virtual clock, one strategy at a time."""
+"""A prompt on a phone that is not at hand: solver and flash machine on a virtual clock, in a strategy."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_longer_prompts_take_longer_and_more_memory_does_not() -> None:
     times = [simulated(phone, tokens).prediction.ttft_s for tokens in (128, 512, 2048, 4096)]
     assert times == sorted(times)
     budgets = [simulated(phone, 1024, memory=size << 20).prediction.ttft_s for size in (600, 800, 1200)]
-    assert all(later <= sooner * 1.006 for sooner, later in zip(budgets, budgets[1:], strict=False))
+    assert all(later <= sooner * 1.006 for sooner, later in pairwise(budgets))
 
 
 @pytest.mark.parametrize("name", phones())
@@ -186,7 +187,7 @@ def test_a_phone_that_is_none_is_refused(change: Any, words: str) -> None:
 
 
 def test_unknown_phones_and_strategies_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown device .asked 'nokia', had oneplus12, oneplus15"):
+    with pytest.raises(UsageError, match=r"unknown device .asked 'nokia', had oneplus12, oneplus15"):
         load_phone("nokia")
     with pytest.raises(UsageError, match="unknown strategy"):
         simulated(golden(), strategy="magic")
