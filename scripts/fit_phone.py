@@ -15,7 +15,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ BUBBLES = {"on-demand": 0.3441, "after-routing": 0.2136, "before-routing": 0.090
 class PublishedPanel(PanelLayout):
     """A panel of the published system: the same matrices, 4.5 bits per weight."""
 
-    @property
+    @cached_property
     def panel_bytes(self) -> int:
         return align(int(3 * self.hidden * self.width * _BITS / 8))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -66,6 +67,7 @@ def predict(
     by_layer = dict(zip(pool.moe_layers, work.panel_s, strict=True))
     dense = dict(zip(pool.moe_layers, work.dense_s, strict=True))
 
+    @cache  # few sizes, many reads
     def read_s(nbytes: int) -> float:
         return thinner * lanes * nbytes / profile.bytes_per_s(nbytes, lanes)
 

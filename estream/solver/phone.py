@@ -37,7 +37,8 @@ class Phone:
     """matrix_flops: operations of matrix products, attention's among them. latent_flops: of the scores and sums of
     latent attention. vector_bytes_per_s: what passes through vector registers, read and written. ddr_bytes_per_s: of
     the NPU's own transfers. dispatch_s: a graph call, whatever it computes. row_reads_bytes_per_s: reads of one
-    embedding row each. flash_bytes_per_s: of large reads, at the best number of them; by_size, by_lanes: shares of it, ascending.
+    embedding row each. flash_bytes_per_s: of large reads, at the best number of them; by_size, by_lanes: shares of it,
+    ascending.
     compute_slowdown, flash_slowdown, base_bytes: as in `DeviceProfile`. machine: what the figures are of."""
 
     machine: Mapping[str, Any]
@@ -105,16 +106,20 @@ def read_phone(name: str, text: str) -> Phone:
             raise refuse(f"{key} is in {figure['unit']!r}")
         value = figure["value"]
         if key in _CURVES:
-            points = sorted((int(at), share) for at, share in value.items()) if isinstance(value, dict) else []
-            if not points or not all(_positive(share) and share <= 1 and at > 0 for at, share in points):
+            if not isinstance(value, dict) or not value or not all(map(_is_share, value.items())):
                 raise refuse(f"{key} must be shares by whole numbers")
-            values[key] = dict(points)
+            values[key] = dict(sorted((int(at), share) for at, share in value.items()))
         elif not _positive(value):
             raise refuse(f"{key} must be a positive number")
         else:
             values[key] = value
     told = {"device": name, **machine}
     return Phone(machine=told, **{**values, "base_bytes": int(values["base_bytes"])})
+
+
+def _is_share(point: tuple[str, object]) -> bool:
+    at, share = point
+    return at.isdecimal() and int(at) > 0 and _positive(share) and share <= 1  # type: ignore[operator]
 
 
 def _positive(value: object) -> bool:

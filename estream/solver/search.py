@@ -92,9 +92,8 @@ def solve(
         found = Search(package, profile, costs, work, paged)
         prediction = again = found.predict(chosen)
     else:
-        pinned = (
-            0 if group is not None else None
-        )  # a group that is asked for stands for a way of reading: nothing stays
+        # A group that is asked for stands for a way of reading in which nothing stays.
+        pinned = 0 if group is not None else None
         fallback = resolved(pinned=0, group=group, banks=banks)
         paged = sizes[0] if fallback.dense_weights == "paged" else 0
         found = Search(package, profile, costs, work, paged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
@@ -112,13 +113,13 @@ def test_latent_attention_windows_and_convolutions_have_their_own_costs() -> Non
         27 * 2 * 16 * (576 + 512) * pairs / 1e11
     )
     assert core(slow, MODEL, 1000) == core(golden(), MODEL, 1000)
-    # gpt-oss: half of its layers see 128 keys; per token they cost the same at every length
-    quadratic = core(golden(), "gpt-oss-20b", 8192) - 2 * core(golden(), "gpt-oss-20b", 4096)
-    assert quadratic == pytest.approx(12 * 2 * 64 * 128 * 4096**2 / 1e12, rel=0.05)
-    short = core(golden(), "lfm2.5-8b-a1b", 4096)
-    assert core(golden(), "lfm2.5-8b-a1b", 8192) - 2 * short == pytest.approx(
-        6 * 2 * 32 * 128 * 4096**2 / 1e12, rel=0.1
-    )
+
+    def curvature(preset: str) -> float:
+        return core(golden(), preset, 6144) - 2 * core(golden(), preset, 4096) + core(golden(), preset, 2048)
+
+    # Half of gpt-oss's layers see 128 keys, three quarters of LFM2's are convolutions: neither grows with the square.
+    assert curvature("gpt-oss-20b") == pytest.approx(12 * 2 * 64 * 128 * 2048**2 / 1e12)
+    assert curvature("lfm2.5-8b-a1b") == pytest.approx(6 * 2 * 32 * 128 * 2048**2 / 1e12)
 
 
 def test_a_simulated_prefill_is_bound_by_what_is_slow() -> None:
@@ -162,7 +163,7 @@ def test_every_figure_of_a_phone_has_a_source(name: str) -> None:
         assert figure["source"].startswith(words)
     assert phone.machine["fitted"] == any(f["source"].startswith("fitted") for f in raw["figures"].values())
     sizes = [phone.profile.bytes_per_s(size, 2) for size in (1 << 18, 1 << 20, 1 << 22, 1 << 24)]
-    assert sizes == sorted(sizes)
+    assert all(smaller <= larger * (1 + 1e-9) for smaller, larger in pairwise(sizes))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_strategies_read_and_compute_what_they_stand_for() -> None:
     sizes = {name: (plan.configuration.group, plan.configuration.banks) for name, plan in plans.items()}
     assert sizes["on-demand"][0] == 1 and sizes["layer-streaming"] == (layer, 2)
     assert plans["on-demand"].configuration.prefetch == "on-demand"
-    assert plans["padded"].prediction.compute_s > 4 * plans["estream"].prediction.compute_s
+    assert plans["padded"].prediction.compute_s > 1.5 * plans["estream"].prediction.compute_s
     assert all(plan.peak_bytes <= 1 << 30 for plan in plans.values())
     with pytest.raises(MemoryBudgetError, match="2 bank"):
         simulated(phone, 512, memory=600 << 20, strategy="layer-streaming")
@@ -323,5 +324,7 @@ def test_every_preset_runs_on_every_phone(preset: str, device: str) -> None:
     package = outline(preset, experts=experts)
     arch = package.architecture
     counts = draw_counts(arch.experts, arch.top_k, 300, len(arch.moe_layers))
+    begun = time.process_time()
     plan = simulate_prefill(package, load_phone(device), 300, counts, LADDER)
+    assert time.process_time() - begun < 1
     assert 0.01 < plan.prediction.ttft_s < 100 and 0 <= plan.prediction.bubble_rate < 1
