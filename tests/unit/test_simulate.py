@@ -1,0 +1,330 @@
+"""Phones' files, the NPU's cost model, simulated prefills, and how far published times are met."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estream.cli.main import main
+from estream.errors import MemoryBudgetError, UsageError
+from estream.package.outline import outline
+from estream.package.presets import PRESETS
+from estream.package.reader import Package
+from estream.package.synth import synthesize
+from estream.solver.load import draw_counts, read_load
+from estream.solver.npu import NpuCosts, panel_weights
+from estream.solver.phone import Phone, load_phone, phones, read_phone
+from estream.solver.profile import ProfileError
+from estream.solver.search import Plan
+from estream.solver.simulate import STRATEGIES, simulate_prefill
+from scripts import fit_phone
+
+LADDER = ((1, 256), (2, 128), (8, 32))
+MODEL = "olmoe-1b-7b"
+
+
+def golden() -> Phone:
+    """Round figures: one second is so many operations or bytes of each kind."""
+    return Phone(
+        machine={"device": "golden"},
+        matrix_flops=1e12,
+        latent_flops=1e11,
+        vector_bytes_per_s=1e10,
+        ddr_bytes_per_s=1e10,
+        dispatch_s=1e-4,
+        row_reads_bytes_per_s=1e9,
+        flash_bytes_per_s=1e9,
+        flash_by_size={1 << 20: 1.0},
+        flash_by_lanes={1: 1.0},
+        compute_slowdown=1.0,
+        flash_slowdown=1.0,
+        base_bytes=1 << 20,
+    )
+
+
+def simulated(phone: Phone, tokens: int = 512, preset: str = MODEL, **options: Any) -> Plan:
+    package = outline(preset)
+    arch = package.architecture
+    counts = draw_counts(arch.experts, arch.top_k, tokens, len(package.pool.moe_layers))
+    return simulate_prefill(package, phone, tokens, counts, fit_phone.ladder_of(preset), **options)
+
+
+def test_dispatches_are_priced_by_products_or_traffic() -> None:
+    """Two experts of OLMoE's shape, 256 and 32 rows: one dispatch of a large tile, one of eight small slots."""
+    package, phone = outline(MODEL, experts="f16"), golden()
+    hidden, panel, weights = 2048, package.pool.panel.panel_bytes, 3 * 2048 * 1024
+    assert panel_weights(package) == weights
+    counts = np.zeros(64, np.int64)
+    counts[3], counts[5] = 256, 32
+    work = NpuCosts(phone, LADDER).workload(package, 256, [counts] * 16)
+    layer = work.panel_s[0]
+    assert np.flatnonzero(layer).tolist() == [3, 5]
+    large = 1e-4 + max(2 * 256 * weights / 1e12, (panel + 4 * 256 * hidden) / 1e10)
+    small = 1e-4 + max(2 * 256 * weights / 1e12, 8 * (panel + 4 * 32 * hidden) / 1e10)
+    assert layer[3] == pytest.approx(large + 256 * hidden * 14 / 1e10)
+    assert layer[5] == pytest.approx(small + 32 * hidden * 14 / 1e10)
+    assert small > large and work.fixed_s == pytest.approx(2 * 16 * 1e-4)
+
+
+def test_integers_are_unpacked_once() -> None:
+    """512 rows are two tiles; what int4 adds to float16 is one pass over the panel, read as stored and written."""
+    phone, counts = golden(), [np.full(64, 512)] * 16
+    costs = NpuCosts(replace(phone, ddr_bytes_per_s=1e15), LADDER)
+    seconds = {}
+    for scheme in ("f16", "int4"):
+        package = outline(MODEL, experts=scheme)
+        seconds[scheme] = costs.workload(package, 512, counts).panel_s[0][0]
+    panel, weights = outline(MODEL).pool.panel.panel_bytes, 3 * 2048 * 1024
+    assert seconds["int4"] - seconds["f16"] == pytest.approx((panel + 2 * weights) / 1e10)
+
+
+def test_dense_work_counts_projections_attention_norms_and_calls() -> None:
+    package = outline(MODEL, experts="f16")
+    work = NpuCosts(golden(), LADDER).workload(package, 100, [np.zeros(64, np.int64)] * 16)
+    projections = 2 * 100 * 4 * 2048**2 / 1e12
+    attention = 2 * 16 * 256 * (100 * 101 / 2) / 1e12
+    rows = 100 * 2048 * 22 / 1e10
+    router = 2 * 100 * 2048 * 64 / 1e12
+    assert work.dense_s[1] == pytest.approx(projections + attention + rows + router + 5e-4)
+    assert work.dense_s[0] == pytest.approx(work.dense_s[1] + 100 * 2 * 2048 / 1e9)  # and the embedding's rows
+    assert work.tail_s == pytest.approx(2 * 2048 * package.head_slices * package.head_width / 1e10 + 7e-4)
+
+
+def test_latent_attention_windows_and_convolutions_have_their_own_costs() -> None:
+    def core(phone: Phone, preset: str, tokens: int) -> float:
+        package = outline(preset, experts="int8")
+        arch = package.architecture
+        nothing = [np.zeros(arch.experts, np.int64)] * len(arch.moe_layers)
+        return NpuCosts(phone, LADDER).workload(package, tokens, nothing).compute_s
+
+    slow = replace(golden(), latent_flops=0.5e11)
+    pairs = 1000 * 1001 / 2
+    assert core(slow, "deepseek-v2-lite", 1000) - core(golden(), "deepseek-v2-lite", 1000) == pytest.approx(
+        27 * 2 * 16 * (576 + 512) * pairs / 1e11
+    )
+    assert core(slow, MODEL, 1000) == core(golden(), MODEL, 1000)
+
+    def curvature(preset: str) -> float:
+        return core(golden(), preset, 6144) - 2 * core(golden(), preset, 4096) + core(golden(), preset, 2048)
+
+    # Half of gpt-oss's layers see 128 keys, three quarters of LFM2's are convolutions: neither grows with the square.
+    assert curvature("gpt-oss-20b") == pytest.approx(12 * 2 * 64 * 128 * 2048**2 / 1e12)
+    assert curvature("lfm2.5-8b-a1b") == pytest.approx(6 * 2 * 32 * 128 * 2048**2 / 1e12)
+
+
+def test_a_simulated_prefill_is_bound_by_what_is_slow() -> None:
+    slow_flash = simulated(replace(golden(), matrix_flops=1e16, vector_bytes_per_s=1e13, ddr_bytes_per_s=1e13))
+    pool = outline(MODEL).pool.pool_bytes
+    assert slow_flash.bound == "flash" and slow_flash.prediction.flash_s == pytest.approx(pool / 1e9)
+    assert slow_flash.prediction.ttft_s == pytest.approx(pool / 1e9, rel=0.05)
+    resident = simulated(golden(), strategy="resident")
+    assert resident.prediction.wait_s == 0 and resident.prediction.bytes_read == 0
+    assert resident.prediction.ttft_s == pytest.approx(resident.prediction.compute_s)
+    assert resident.peak_bytes > pool and resident.configuration.resident == "all"
+
+
+RATES = ("matrix_flops", "vector_bytes_per_s", "ddr_bytes_per_s", "flash_bytes_per_s", "row_reads_bytes_per_s")
+
+
+@settings(max_examples=12, deadline=None)
+@given(name=st.sampled_from(RATES), times=st.floats(1.05, 8), tokens=st.sampled_from((64, 300, 1500)))
+def test_a_faster_phone_is_never_slower(name: str, times: float, tokens: int) -> None:
+    phone = load_phone("oneplus15")
+    before = simulated(phone, tokens).prediction.ttft_s
+    after = simulated(replace(phone, **{name: times * getattr(phone, name)}), tokens).prediction.ttft_s
+    assert after <= before * 1.006  # equal plans, to the solver, are 0.5 % apart
+
+
+def test_longer_prompts_take_longer_and_more_memory_does_not() -> None:
+    phone = load_phone("oneplus15")
+    times = [simulated(phone, tokens).prediction.ttft_s for tokens in (128, 512, 2048, 4096)]
+    assert times == sorted(times)
+    budgets = [simulated(phone, 1024, memory=size << 20).prediction.ttft_s for size in (600, 800, 1200)]
+    assert all(later <= sooner * 1.006 for sooner, later in pairwise(budgets))
+
+
+@pytest.mark.parametrize("name", phones())
+def test_every_figure_of_a_phone_has_a_source(name: str) -> None:
+    text = resources.files("estream.solver").joinpath("phones", f"{name}.json").read_text()
+    phone, raw = read_phone(name, text), json.loads(text)
+    assert phone.machine["device"] == name and isinstance(phone.machine["fitted"], bool)
+    words = ("published", "fitted", "derived", "assumed")
+    for figure in raw["figures"].values():
+        assert figure["source"].startswith(words)
+    assert phone.machine["fitted"] == any(f["source"].startswith("fitted") for f in raw["figures"].values())
+    sizes = [phone.profile.bytes_per_s(size, 2) for size in (1 << 18, 1 << 20, 1 << 22, 1 << 24)]
+    assert all(smaller <= larger * (1 + 1e-9) for smaller, larger in pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda raw: raw.update(version=2), "its format"),
+        (lambda raw: raw["figures"].pop("dispatch_s"), "the figures"),
+        (lambda raw: raw["figures"].update(more={}), "the figures"),
+        (lambda raw: raw["figures"]["dispatch_s"].pop("source"), "dispatch_s must have"),
+        (lambda raw: raw["figures"]["dispatch_s"].update(source=""), "dispatch_s has no source"),
+        (lambda raw: raw["figures"]["dispatch_s"].update(value=0), "dispatch_s must be a positive number"),
+        (lambda raw: raw["figures"]["dispatch_s"].update(unit="ms"), "dispatch_s is in 'ms'"),
+        (lambda raw: raw["figures"]["flash_by_size"].update(value={"4096": 2}), "flash_by_size must be shares"),
+        (lambda raw: raw["figures"]["flash_by_size"].update(value={"x": 1}), "flash_by_size must be shares"),
+    ],
+)
+def test_a_phone_that_is_none_is_refused(change: Any, words: str) -> None:
+    raw = json.loads(resources.files("estream.solver").joinpath("phones", "oneplus15.json").read_text())
+    change(raw)
+    with pytest.raises(ProfileError, match=words):
+        read_phone("x", json.dumps(raw))
+
+
+def test_unknown_phones_and_strategies_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"unknown device .asked 'nokia', had oneplus12, oneplus15"):
+        load_phone("nokia")
+    with pytest.raises(UsageError, match="unknown strategy"):
+        simulated(golden(), strategy="magic")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "prefetch"), [("on-demand", "before-routing"), ("resident", "on-demand"), ("padded", "on-demand")]
+)
+def test_a_strategy_excludes_what_it_stands_against(strategy: str, prefetch: str) -> None:
+    with pytest.raises(UsageError, match=f"--strategy {strategy} and --prefetch {prefetch} exclude each other"):
+        simulated(golden(), strategy=strategy, prefetch=prefetch)
+
+
+def test_strategies_read_and_compute_what_they_stand_for() -> None:
+    phone = load_phone("oneplus15")
+    plans = {name: simulated(phone, 512, memory=1 << 30, strategy=name) for name in STRATEGIES if name != "resident"}
+    layer = outline(MODEL).pool.panels_per_layer
+    sizes = {name: (plan.configuration.group, plan.configuration.banks) for name, plan in plans.items()}
+    assert sizes["on-demand"][0] == 1 and sizes["layer-streaming"] == (layer, 2)
+    assert plans["on-demand"].configuration.prefetch == "on-demand"
+    assert plans["padded"].prediction.compute_s > 1.5 * plans["estream"].prediction.compute_s
+    assert all(plan.peak_bytes <= 1 << 30 for plan in plans.values())
+    with pytest.raises(MemoryBudgetError, match="2 bank"):
+        simulated(phone, 512, memory=600 << 20, strategy="layer-streaming")
+
+
+@pytest.mark.parametrize("preset", ["olmoe-1b-7b", "qwen3-30b-a3b"])
+def test_estream_beats_the_exact_strategies_in_the_same_memory(preset: str) -> None:
+    phone, memory = load_phone("oneplus15"), {"olmoe-1b-7b": 1 << 30, "qwen3-30b-a3b": 2 << 30}[preset]
+    for tokens in (256, 1024):
+        own = simulated(phone, tokens, preset, memory=memory).prediction.ttft_s
+        for name in ("on-demand", "padded", "layer-streaming"):
+            assert own <= simulated(phone, tokens, preset, memory=memory, strategy=name).prediction.ttft_s, name
+
+
+def test_published_times_that_were_held_out_are_met() -> None:
+    """docs/simulation.md holds the table."""
+    phone = load_phone(fit_phone.DEVICE)
+    for figure in fit_phone.FIGURES:
+        error = fit_phone.simulated(phone, figure) / figure.seconds - 1
+        assert abs(error) <= 0.15, figure.name
+        if figure.fitted:
+            assert abs(error) <= 0.03, figure.name
+
+
+def test_bubbles_of_the_prefetch_modes_have_the_published_order_and_rough_size() -> None:
+    found = fit_phone.bubbles(load_phone(fit_phone.DEVICE))
+    assert found["on-demand"] > found["after-routing"] > found["before-routing"]
+    for mode, rate in found.items():
+        assert 0.5 < rate / fit_phone.BUBBLES[mode] < 2, mode
+
+
+def test_an_outline_lays_out_what_synth_writes(tmp_path: Path) -> None:
+    synthesize(MODEL, tmp_path / "m.estream", experts="int4", layers=1)
+    written, there = Package.open(tmp_path / "m.estream"), outline(MODEL)
+    assert written.pool.panel == there.pool.panel and written.pool.panels_per_expert == there.pool.panels_per_expert
+    assert written.head_width == there.head_width
+    own = {name: (tensor.shape, tensor.dtype) for name, tensor in there.dense.items()}
+    assert all(own[name] == (tensor.shape, tensor.dtype) for name, tensor in written.dense.items())
+    with pytest.raises(UsageError, match="Did you mean olmoe-1b-7b"):
+        outline("olmoe")
+
+
+def recorded(path: Path, **changes: Any) -> Path:
+    counts = [[8] * 64 for _ in range(16)]
+    path.write_text(json.dumps({"format": "estream-load", "version": 1, "tokens": 64, "counts": counts, **changes}))
+    return path
+
+
+def test_recorded_loads_are_read_and_scaled(tmp_path: Path) -> None:
+    counts = [[1] + [0] * 63, *([8] * 64 for _ in range(15))]
+    found = read_load(recorded(tmp_path / "l.json", counts=counts), 64, 16, 128)
+    assert found[0].tolist() == [2] + [0] * 63 and found[1].tolist() == [16] * 64
+    assert read_load(tmp_path / "l.json", 64, 16, 8)[0][0] == 1  # an expert that was needed stays so
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "its format"),
+        ({"tokens": 0}, "tokens"),
+        ({"tokens": True}, "tokens"),
+        ({"counts": 3}, "counts .asked 16 MoE layers, had no list"),
+        ({"counts": [[8] * 64] * 15}, "counts .asked 16 MoE layers, had 15"),
+        ({"counts": [[8] * 63] * 16}, "counts of MoE layer 0 .asked 64 experts"),
+        ({"counts": [[8.5] * 64] * 16}, "whole numbers of 0 to 64"),
+        ({"counts": [[65] * 64] * 16}, "whole numbers of 0 to 64"),
+    ],
+)
+def test_a_load_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_load(recorded(tmp_path / "l.json", **changes), 64, 16, 128)
+
+
+def test_the_command_prints_the_keys_of_plan_and_says_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from estream.package.synth import synthesize_small
+    from tests.unit.test_solver import profile
+
+    synthesize_small(tmp_path / "small.estream")
+    profile(Package.open(tmp_path / "small.estream")).write(tmp_path / "p.json")
+    assert (
+        main(
+            ["plan", str(tmp_path / "small.estream"), "--tokens", "64", "--profile", str(tmp_path / "p.json"), "--json"]
+        )
+        == 0
+    )
+    plan = json.loads(capsys.readouterr().out)
+    arguments = ["simulate", MODEL, "--device", "oneplus15", "--tokens", "1024"]
+    picture = tmp_path / "t.svg"
+    assert main([*arguments, "--json", "--plot", str(picture), "--memory", "1GiB"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert list(said) == [*plan, "simulated"] and said["simulated"] is True
+    assert said["machine"]["device"] == "oneplus15" and said["peak_bytes"] <= 1 << 30
+    assert "simulated" in picture.read_text() and picture.read_text().startswith("<svg")
+    assert main([*arguments, "--load", str(recorded(tmp_path / "l.json")), "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.endswith("| simulated") for line in lines)
+    assert main(["simulate", str(tmp_path / "small.estream"), "--device", "oneplus12", "--tokens", "64"]) == 0
+    told = capsys.readouterr()
+    assert "simulated: nothing was measured; its figures were not fitted" in told.out + told.err
+    assert main(["simulate", "none.estream", "--device", "oneplus15", "--tokens", "64"]) == 2
+    assert "no such package or preset" in capsys.readouterr().err
+    both = ["simulate", str(tmp_path / "small.estream"), "--device", "oneplus15", "--tokens", "64", "--experts", "int8"]
+    assert main(both) == 2 and "a package has its schemes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("device", phones())
+def test_every_preset_runs_on_every_phone(preset: str, device: str) -> None:
+    experts = "int4" if preset != "gpt-oss-20b" else "int8"
+    package = outline(preset, experts=experts)
+    arch = package.architecture
+    counts = draw_counts(arch.experts, arch.top_k, 300, len(arch.moe_layers))
+    begun = time.process_time()
+    plan = simulate_prefill(package, load_phone(device), 300, counts, LADDER)
+    assert time.process_time() - begun < 1
+    assert 0.01 < plan.prediction.ttft_s < 100 and 0 <= plan.prediction.bubble_rate < 1
