@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from estream.cli import (
+    bench,
     calibrate,
     compile,
     completion,
@@ -37,7 +38,21 @@ from estream.errors import EStreamError
 from estream.version import __version__
 
 # Command modules keep their heavy imports inside run(), so that --help and completion are quick.
-COMMANDS = (pack, synth, inspect, verify, compile, calibrate, plan, prefill, selftest, doctor, device, completion)
+COMMANDS = (
+    pack,
+    synth,
+    inspect,
+    verify,
+    compile,
+    calibrate,
+    plan,
+    prefill,
+    bench,
+    selftest,
+    doctor,
+    device,
+    completion,
+)
 
 INTERRUPTED = 128 + 2  # what a shell reports for SIGINT
 BROKEN_PIPE = 128 + 13  # and for SIGPIPE

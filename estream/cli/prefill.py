@@ -12,6 +12,7 @@ from estream.cli.console import Console
 from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size, whole
 from estream.cli.progress import Progress
 from estream.solver.automatic import DENSE_MODES, PREFETCH_MODES, RESIDENT_MODES
+from estream.strategies import DEFAULT, STRATEGIES
 
 NAME = "prefill"
 HELP = "run a prompt through a packed model"
@@ -32,13 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
     paging = parser.add_argument_group("configuration (what is left out is chosen)")
+    paging.add_argument(
+        "--strategy",
+        choices=tuple(STRATEGIES),
+        default=DEFAULT,
+        help=f"a name for options, which others may not contradict: docs/strategies.md (default {DEFAULT})",
+    )
     paging.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process: 1.5GiB, 800M")
     paging.add_argument("--group", metavar="G", type=positive, help="panels per group, the unit of reading")
     paging.add_argument("--banks", metavar="B", type=positive, help="banks in the arena, one group each")
     paging.add_argument("--lanes", metavar="Q", type=positive, help="outstanding flash reads")
     paging.add_argument("--prefetch", choices=PREFETCH_MODES, default="auto", help="(default auto: by the length)")
     paging.add_argument(
-        "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
+        "--resident", choices=RESIDENT_MODES, help="experts kept in memory (default: as the strategy says, else none)"
     )
     paging.add_argument(
         "--pinned",
@@ -99,6 +106,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 verify_reads=args.verify_reads,
                 max_tokens=len(ids),
                 soc=args.soc,
+                strategy=args.strategy,
                 trace=trace,
                 progress=progress,
             )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-import numpy as np
-
-from estream.errors import ClosedError, FlashError
-from estream.flash.checks import Checksum, Prepare, check_panel, check_routes
+from estream.errors import FlashError
+from estream.flash.checks import Checksum, Prepare, check_panel
 from estream.flash.pool import Source
 from estream.flash.ranges import Progress, load_ranges
-from estream.flash.states import Counters, ReadyGroup
+from estream.flash.whole_layers import WholeLayers
 from estream.package.layout import PoolLayout
 from estream.runtime.target import Buffer
 
 
-class ResidentExperts:
+class ResidentExperts(WholeLayers):
     """Reads the whole pool into `buffer` (page-aligned, at least pool_bytes) when built; a layer is one group.
 
     checksum: (layer, panel) -> CRC-32, to verify every panel once, or None. prepare: called once with the bytes of
@@ -37,12 +33,9 @@ class ResidentExperts:
         if buffer.nbytes < layout.pool_bytes:
             had = f"{buffer.nbytes} bytes"
             raise FlashError("the buffer cannot hold all records", asked=f"{layout.pool_bytes} bytes", had=had)
-        self._layout = layout
+        super().__init__(layout, kept_bytes=layout.pool_bytes, verifies=checksum is not None)
         self._size = layout.panel.panel_bytes
         self._buffer = buffer.part(0, layout.pool_bytes)
-        self.kept_bytes = layout.pool_bytes
-        self.verifies = checksum is not None
-        self.counters = Counters()
         self.loaded_bytes = load_ranges(
             source, [(self._buffer, layout.data_offset)], lanes=lanes, progress=progress, stage="loading experts"
         )
@@ -52,10 +45,6 @@ class ResidentExperts:
             memory = self._buffer.memory()
             for at in range(0, layout.pool_bytes, self._size):
                 prepare(memory[at : at + self._size])
-        self._closed = False
-        self._active = False
-        self._needed: dict[int, list[int]] = {}
-        self._done = 0  # layers whose groups were handed out
 
     def _verify(self, checksum: Checksum, progress: Progress | None) -> None:
         memory = self._buffer.memory()
@@ -69,57 +58,5 @@ class ResidentExperts:
     def _offset(self, layer: int, panel: int) -> int:
         return self._layout.panel_offset(layer, panel) - self._layout.data_offset
 
-    def begin(self, mode: str | None = None) -> None:
-        """Starts a prefill; there is nothing to prefetch. Raises FlashError if one is running."""
-        if self._closed:
-            raise ClosedError("the resident experts are closed")
-        if self._active:
-            raise FlashError("a prefill is already running", next_step="End or abort it first.")
-        self.counters = Counters()
-        self._needed = {}
-        self._done = 0
-        self._active = True
-
-    def routes(self, layer: int, needed: np.ndarray) -> None:
-        """Which panels of `layer` have tokens: bool [panels_per_layer]. Raises FlashError as ExpertStream does."""
-        self._must_run()
-        panels = check_routes(self._layout, layer, needed, self._needed)
-        self._needed[layer] = [int(panel) for panel in panels]
-        self.counters.panels_needed += len(panels)
-
-    def groups(self, layer: int, starved: Callable[[], None] | None = None) -> Iterator[ReadyGroup]:
-        """One group with the layer's needed panels, none if there are none; to release it does nothing, and `starved`
-        is never called. Raises FlashError out of order."""
-        self._must_run()
-        if self._done == len(self._layout.moe_layers) or self._layout.moe_layers[self._done] != layer:
-            raise FlashError("groups are computed in pool order", asked=f"layer {layer}")
-        if layer not in self._needed:
-            raise FlashError(f"the routes of layer {layer} are not known", next_step="Call routes() before groups().")
-        self._done += 1
-        panels = self._needed[layer]
-        if panels:
-            parts = tuple((panel, self._buffer.part(self._offset(layer, panel), self._size)) for panel in panels)
-            yield ReadyGroup(layer, 0, 0, parts, lambda: None)
-
-    def end(self) -> None:
-        """The prefill is complete. Raises FlashError if layers are left."""
-        self._must_run()
-        if self._done < len(self._layout.moe_layers):
-            layer = self._layout.moe_layers[self._done]
-            raise FlashError(f"the prefill ends before layer {layer} is done", next_step="Abort it instead.")
-        self._active = False
-
-    def abort(self) -> None:
-        """Gives the prefill up from any state."""
-        self._active = False
-
-    def close(self) -> None:
-        """No prefill after this. The buffer stays its owner's."""
-        self._closed = True
-        self._active = False
-
-    def _must_run(self) -> None:
-        if self._closed:
-            raise ClosedError("the resident experts are closed")
-        if not self._active:
-            raise FlashError("no prefill is running", next_step="Call begin() first.")
+    def _bytes(self, layer: int, panel: int) -> Buffer:
+        return self._buffer.part(self._offset(layer, panel), self._size)

@@ -63,6 +63,7 @@ def resolve(
     resident: str = "none",
     dense: str = "auto",
     pinned: int | None = None,
+    strategy: str | None = None,
     memory: int | None = None,
     held: int = 0,
     dense_bytes: tuple[int, int] = (0, 0),
@@ -70,7 +71,8 @@ def resolve(
     """Fills in what is None or "auto". `memory`: budget of the whole process in bytes; `held`: what everything but the
     arena and the dense weights of `dense_bytes` needs; `dense_bytes`: of these when resident, and when paged. "auto"
     pages them only where they leave no room in the budget. `pinned`: groups of every layer, clipped to a layer's; None:
-    as many as the budget has room for beside the arena, none without a budget.
+    as many as the budget has room for beside the arena, none without a budget. `strategy`: the one that
+    fixes group or residency, for the refusal.
 
     Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
     for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
@@ -113,22 +115,29 @@ def resolve(
     least = held + sizes[least_mode]
     paged = " --dense paged" if least_mode == "paged" else ""
     if resident == "all":
+        other = "--resident none" if strategy is None else "another strategy"
         raise MemoryBudgetError(
             "the memory budget cannot hold all experts",
             asked=f"{memory} bytes",
             had=f"a need of {held + sizes[modes[-1]] + pool.pool_bytes}",
-            next_step=f"Use --resident none, or --memory {least + pool.pool_bytes}{paged}",
+            next_step=f"Use {other}, or --memory {least + pool.pool_bytes}{paged}",
         )
     # What was asked for, as far as it was: the automatic choice is one bank of one panel at the least.
     count, size = banks or 1, min(group or 1, pool.panels_per_layer) * pool.panel.panel_bytes
     room = memory - held - sizes[modes[-1]]
     beside = f" beside {pinned} pinned group(s) of every layer" if pinned else ""
+    smallest = (
+        f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
+        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}"
+    )
+    if strategy is not None:
+        count = min(count, pool.pool_bytes // size)
+        smallest = f"The smallest budget of --strategy {strategy} is --memory {least + count * size}{paged}"
     raise MemoryBudgetError(
         f"the memory budget leaves no room for {count} bank(s) of {size} bytes{beside}",
         asked=f"{memory} bytes",
         had=f"{max(room, 0)} after weights, activations and run time ({memory - room})",
-        next_step=f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
-        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}",
+        next_step=smallest,
     )
 
 
