@@ -17,7 +17,6 @@ from tests.support.tiny_checkpoints import prompt
 
 SAME = ("resident", "on-demand", "layer-streaming", "cpu-only")
 LENGTHS = (1, 3, 40, 600)
-FEW = {"num_experts": 4, "num_experts_per_tok": 2}  # in two layers: as many as a phone holds contexts
 
 
 def answers(package: Path, name: str, **options: Any) -> list[Any]:
@@ -39,45 +38,49 @@ def test_the_same_bytes(tmp_path: Path, family: str, experts: str, panel: int | 
             assert name != "resident" or one.stats.bytes_read == 0
 
 
-def test_layers_are_read_whole_and_experts_only_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_groups_are_layers_and_experts(tmp_path: Path) -> None:
     package, _ = packed(tmp_path, "olmoe")
     with Engine(package, threads=1, strategy="layer-streaming") as engine:
         pool = engine.package.pool
         assert engine.configuration["arena_bytes"] == 2 * pool.layer_bytes
-        assert engine.prefill(prompt(1)).stats.bytes_read == pool.pool_bytes
+        assert (engine.configuration["group"], engine.configuration["banks"]) == (pool.panels_per_layer, 2)
+        stats = engine.prefill(prompt(600)).stats
+        assert (stats.bytes_read, stats.groups_skipped) == (pool.pool_bytes, 0)
     with Engine(package, threads=1, strategy="on-demand") as engine:
         needed = len(pool.moe_layers) * engine.package.architecture.top_k
         assert engine.prefill(prompt(1)).stats.bytes_read == needed * pool.record_bytes
 
 
-@pytest.mark.parametrize(("experts", "panel"), [("f32", 16), ("int8", 32)])
-def test_padded(tmp_path: Path, experts: str, panel: int) -> None:
-    package, _ = packed(tmp_path, "qwen2_moe", experts=experts, panel=panel)
+@pytest.mark.parametrize("experts", ["f32", "int8"])
+def test_padded(tmp_path: Path, experts: str) -> None:
+    package, _ = packed(tmp_path, "qwen2_moe", experts=experts, panel=32, moe_intermediate_size=40)
     for length, one, own in zip(LENGTHS, answers(package, "padded"), answers(package, "estream"), strict=True):
         distance = np.abs(one.logits - own.logits).max() / np.ptp(own.logits)
         print(f"{experts}, {length} tokens: {distance:.2g} of the range")
         assert distance <= 1e-5
         assert one.stats.rows_useful == own.stats.rows_useful and one.stats.dropped_rate == 0.0
-        arch = package_architecture(package)
-        pool_panels, shared = arch[0], arch[1]
         rows = max(length, 1 if experts == "int8" else 2)
-        assert one.stats.rows_computed == rows * (pool_panels + shared)
+        assert one.stats.rows_computed == rows * sum(panels_of(package))
 
 
-def package_architecture(package: Path) -> tuple[int, int]:
+def panels_of(package: Path) -> tuple[int, int]:
     """Routed panels of all layers, and panels of shared experts and dense FFNs."""
     from estream.package.reader import Package
 
     opened = Package.open(package)
-    records = [tensor.panels for tensor in opened.dense.values() if tensor.panels]
-    return len(opened.pool.moe_layers) * opened.pool.panels_per_layer, sum(records)
+    records = sum(tensor.panels for tensor in opened.dense.values())
+    return len(opened.pool.moe_layers) * opened.pool.panels_per_layer, records
 
 
 @pytest.mark.parametrize(
-    ("family", "experts", "panel"), [("olmoe", "f32", 16), ("qwen2_moe", "f32", None), ("olmoe", "int8", 32)]
+    ("family", "experts", "wide"),
+    [("olmoe", "f32", 80), ("qwen2_moe", "f32", 24), ("olmoe", "int8", 24), ("gpt_oss", "f16", 24)],
 )
-def test_a_graph_for_each_expert(tmp_path: Path, family: str, experts: str, panel: int | None) -> None:
-    package, _ = packed(tmp_path, family, experts=experts, panel=panel, **FEW)
+def test_a_graph_for_each_expert(tmp_path: Path, family: str, experts: str, wide: int) -> None:
+    few = {"num_experts": 4, "num_experts_per_tok": 2}  # in two layers: as many as a phone holds contexts
+    few |= {"num_local_experts": 4} if family == "gpt_oss" else {}
+    few["moe_intermediate_size" if family == "qwen2_moe" else "intermediate_size"] = wide
+    package, _ = packed(tmp_path, family, experts=experts, panel=32, **few)
     found, expected = answers(package, "per-expert-graph", verify_reads=True), answers(package, "estream")
     for length, one, own in zip(LENGTHS, found, expected, strict=True):
         distance = np.abs(one.logits - own.logits).max() / np.ptp(own.logits)
