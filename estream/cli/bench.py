@@ -16,9 +16,9 @@ from estream.units import format_bytes, format_seconds
 NAME = "bench"
 HELP = "measure strategies side by side"
 DESCRIPTION = (
-    "Prefills random prompts with each strategy in turn, every prefill in a process of its own, and prints medians\n"
-    "with the least and the largest time. All strategies get the same prompts and the same budget. What a strategy\n"
-    f"refuses is said in its row.\n\nstrategies: {', '.join(STRATEGIES)}"
+    "Prefills random prompts with each strategy in turn, each time in a process of its own, and prints medians of the\n"
+    "second of two prefills there, with the least and the largest time. All strategies get the same prompts and the\n"
+    f"same budget. What a strategy refuses is said in its row.\n\nstrategies: {', '.join(STRATEGIES)}"
 )
 EXAMPLE = "  estream bench olmoe.estream --strategy estream,layer-streaming,on-demand --tokens 256,1024 --memory 1.5GiB"
 _USUAL = "estream,layer-streaming,on-demand,resident"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy", metavar="A,B", type=_strategies, default=_USUAL, help=f"what to compare (default {_USUAL})"
     )
     parser.add_argument("--tokens", metavar="N,N", type=_lengths, required=True, help="lengths of the prompts")
-    parser.add_argument("--rounds", metavar="N", type=positive, default=3, help="prefills of each (default 3)")
+    parser.add_argument("--rounds", metavar="N", type=positive, default=3, help="measurements of each (default 3)")
     parser.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process, for every strategy")
     parser.add_argument(
         "--backend",
@@ -123,7 +123,7 @@ def _job(args: argparse.Namespace, cell: Cell, logits: Path) -> dict[str, Any]:
 
 
 class Cell:
-    """A strategy at a length: its prefills, or why there are none. deviation: of its logits from those of the first
+    """A strategy at a length: its measurements, or why there are none. deviation: of its logits from those of the first
     strategy that ran, as a share of their range."""
 
     def __init__(self, strategy: Strategy, tokens: int) -> None:
@@ -173,6 +173,7 @@ class Cell:
             "exact": self.strategy.exact,
             "tokens": self.tokens,
             "ttft_s": self.times,
+            "first_ttft_s": [run["first_ttft_s"] for run in self.runs],
             "median": {key: self.median(key) for key in keys},
             "peak_bytes": self.peak_bytes,
             "deviation": self.deviation,
