@@ -165,6 +165,8 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     parts = open_parts(target, package, weights, max_tokens, contexts, cleanup, runner)
     now = process_memory().rss_plus_swap_bytes or 0
     held = held_bytes(now, parts.state.nbytes, parts.state.scratch_bytes, arch, max_tokens)
+    if strategy.weights_in_graphs:
+        held -= package.pool.pool_bytes  # the graphs' weights are in memory by now: not once more
     sizes = (weights.resident_bytes, weights.paged_bytes)
     configuration, by_profile = _configure(options, strategy, package, target, max_tokens, budget, held, sizes)
     weights.settle(configuration.dense_weights == "paged", options.trace)

@@ -14,7 +14,7 @@ from estream.units import parse_size
 PREFETCH_MODES = ("auto", "before-routing", "after-routing", "on-demand")
 RESIDENT_MODES = ("none", "all")
 DENSE_MODES = ("auto", "resident", "paged")
-GROUP_BYTES = 16 << 20  # large reads reach the device's rate; small groups free their bank sooner
+GROUP_BYTES = 16 << 20  # at least: large reads reach the device's rate; small groups free their bank sooner
 ARENA_BYTES = 256 << 20  # flash fills only free banks while attention runs
 LANES = 2
 _UNPINNED = 32 << 20  # of a budget: automatic pinning leaves it to what a process allocates later
@@ -158,10 +158,11 @@ def _fit(
     panel, layers = pool.panel.panel_bytes, len(pool.moe_layers)
     arena = ARENA_BYTES if available is None else min(ARENA_BYTES, available)
     # Two groups in flight are the least that can overlap; one is the least that can work. Pinned ones grow with G, too.
-    wanted = min(GROUP_BYTES, arena // 2)
+    most = arena // 2
     if available is not None:
-        wanted = min(wanted, available // (max(2, banks or 0) + (pinned or 0) * layers))
-    group = min(group or max(1, wanted // panel), pool.panels_per_layer)
+        most = min(most, available // (max(2, banks or 0) + (pinned or 0) * layers))
+    # Not below GROUP_BYTES for the sake of whole panels: a smaller read is a slower one.
+    group = min(group or max(1, min(-(-GROUP_BYTES // panel), most // panel)), pool.panels_per_layer)
     bank, per_layer = group * panel, -(-pool.panels_per_layer // group)
     if pinned is None:
         beside = 0 if available is None else available - _UNPINNED - (banks * bank if banks else max(arena, bank))

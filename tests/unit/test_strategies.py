@@ -10,6 +10,8 @@ import pytest
 
 from estream.cli.main import main
 from estream.errors import MemoryBudgetError, UsageError
+from estream.flash.machine import Machine
+from estream.flash.virtual import simulate
 from estream.layers.htp.ladder import Dispatch
 from estream.models.base import Choice
 from estream.opening import Options
@@ -109,6 +111,41 @@ def test_budgets_of_fixed_sizes() -> None:
     for name in ("estream", "on-demand", "layer-streaming", "padded"):
         chosen = resolved(settled(name), held + two_layers, held)
         assert chosen.arena_bytes + chosen.pinned_bytes <= two_layers
+
+
+# Of a phone (UFS 4.x, two lanes): bytes of a stripe, bytes per second.
+STRIPES = np.array([128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20])
+RATES = np.array([954e6, 1536e6, 1882e6, 2085e6, 2044e6, 2172e6, 2529e6])
+SHAPES = {
+    "olmoe": PoolLayout(PanelLayout(2048, 1024, "int4"), 1, 64, tuple(range(16))),
+    "olmoe int8": PoolLayout(PanelLayout(2048, 1024, "int8"), 1, 64, tuple(range(16))),
+    "lfm2.5": PoolLayout(PanelLayout(2048, 1792, "int4"), 1, 32, tuple(range(22))),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_estream_is_not_slower_than_layers_in_an_arena_of_two_of_them(shape: str) -> None:
+    pool = SHAPES[shape]
+    needed = dict.fromkeys(pool.moe_layers, np.ones(pool.panels_per_layer, bool))
+
+    def seconds(name: str, compute_s: float) -> float:
+        chosen = resolved(settled(name, pool), 2 * pool.layer_bytes, pool=pool)
+        mode = "before-routing" if chosen.prefetch == "auto" else chosen.prefetch
+        machine = Machine(pool, group=chosen.group, banks=chosen.banks, lanes=chosen.lanes, mode=mode)
+        return simulate(
+            machine,
+            needed,
+            lambda nbytes: chosen.lanes * nbytes / float(np.interp(np.log(nbytes), np.log(STRIPES), RATES)),
+            lambda load: 0.65 * compute_s * len(load.needed or ()) / pool.panels_per_layer + 3e-5,
+            lambda layer: 0.35 * compute_s,
+        ).total_s
+
+    for share in (0.3, 0.7, 1.0, 1.5, 3.0):  # a layer's compute to its reading
+        compute_s = share * pool.layer_bytes / RATES[-1]
+        own, layers = seconds("estream", compute_s), seconds("layer-streaming", compute_s)
+        assert own <= 1.002 * layers, share  # 30 us for each group are all that layers can gain
+        assert share != 1.0 or own < 0.99 * layers
+        assert own < 0.9 * seconds("on-demand", compute_s), share
 
 
 TABLE = RouteTable.build(Choice(np.array([[0, 2], [2, 0], [2, 3]], np.int32), np.ones((3, 2), np.float32)), 4)
