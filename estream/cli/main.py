@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from estream.cli import (
+    bench,
     calibrate,
     compile,
     completion,
@@ -50,6 +51,7 @@ COMMANDS = (
     simulate,
     prefill,
     perplexity,
+    bench,
     selftest,
     doctor,
     device,
