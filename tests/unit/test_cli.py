@@ -21,7 +21,7 @@ from estream.errors import PackageError, UsageError
 from estream.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("pack", "synth", "inspect", "verify", "compile", "prefill", "selftest", "doctor", "completion")
+COMMANDS = ("pack", "synth", "inspect", "verify", "compile", "simulate", "prefill", "selftest", "doctor", "completion")
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:

@@ -21,7 +21,7 @@ from estream.package.outline import outline
 from estream.package.presets import PRESETS
 from estream.package.reader import Package
 from estream.package.synth import synthesize
-from estream.solver.load import draw_counts, read_load
+from estream.solver.load import LoadRecorder, draw_counts, read_load
 from estream.solver.npu import NpuCosts, panel_weights
 from estream.solver.phone import Phone, load_phone, phones, read_phone
 from estream.solver.profile import ProfileError
@@ -263,6 +263,18 @@ def test_recorded_loads_are_read_and_scaled(tmp_path: Path) -> None:
     found = read_load(recorded(tmp_path / "l.json", counts=counts), 64, 16, 128)
     assert found[0].tolist() == [2] + [0] * 63 and found[1].tolist() == [16] * 64
     assert read_load(tmp_path / "l.json", 64, 16, 8)[0][0] == 1  # an expert that was needed stays so
+
+
+def test_an_observer_records_a_load(tmp_path: Path) -> None:
+    """Of every expert the rows of its first panel; shared experts and the other graphs count nothing."""
+    pool = replace(outline(MODEL).pool, panels_per_expert=2, experts=3, moe_layers=(1, 2))
+    recorder, y = LoadRecorder(pool), {"y": np.zeros((5, 4), np.float32)}
+    recorder(0, "input", slice(0, 20), {"hidden": np.zeros((20, 4), np.float32)})
+    for panel in (0, 1, 4, 4, 5):
+        recorder(1, "expert", np.arange(5), y, panel)
+    recorder(2, "shared", np.arange(5), y, 0)
+    recorder.write(tmp_path / "l.json")
+    assert [layer.tolist() for layer in read_load(tmp_path / "l.json", 3, 2, 40)] == [[10, 0, 20], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(
