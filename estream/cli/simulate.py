@@ -111,6 +111,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "foreign": [],
             "machine": {**phone.machine, "strategy": args.strategy},
             **plan.to_dict(),
+            "crossover": None,
             "simulated": True,
         }
     )

@@ -21,13 +21,13 @@ from estream.package.outline import outline
 from estream.package.presets import PRESETS
 from estream.package.reader import Package
 from estream.package.synth import synthesize
-from estream.solver.load import draw_counts, read_load
+from estream.solver.load import LoadRecorder, draw_counts, read_load
 from estream.solver.npu import NpuCosts, panel_weights
 from estream.solver.phone import Phone, load_phone, phones, read_phone
 from estream.solver.profile import ProfileError
 from estream.solver.search import Plan
 from estream.solver.simulate import STRATEGIES, simulate_prefill
-from scripts import fit_phone
+from scripts import fit_phone, simulate_regret
 
 LADDER = ((1, 256), (2, 128), (8, 32))
 MODEL = "olmoe-1b-7b"
@@ -265,6 +265,18 @@ def test_recorded_loads_are_read_and_scaled(tmp_path: Path) -> None:
     assert read_load(tmp_path / "l.json", 64, 16, 8)[0][0] == 1  # an expert that was needed stays so
 
 
+def test_an_observer_records_a_load(tmp_path: Path) -> None:
+    """Of every expert the rows of its first panel; shared experts and the other graphs count nothing."""
+    pool = replace(outline(MODEL).pool, panels_per_expert=2, experts=3, moe_layers=(1, 2))
+    recorder, y = LoadRecorder(pool), {"y": np.zeros((5, 4), np.float32)}
+    recorder(0, "input", slice(0, 20), {"hidden": np.zeros((20, 4), np.float32)})
+    for panel in (0, 1, 4, 4, 5):
+        recorder(1, "expert", np.arange(5), y, panel)
+    recorder(2, "shared", np.arange(5), y, 0)
+    recorder.write(tmp_path / "l.json")
+    assert [layer.tolist() for layer in read_load(tmp_path / "l.json", 3, 2, 40)] == [[10, 0, 20], [0, 0, 0]]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -328,3 +340,19 @@ def test_every_preset_runs_on_every_phone(preset: str, device: str) -> None:
     plan = simulate_prefill(package, load_phone(device), 300, counts, LADDER)
     assert time.process_time() - begun < 1
     assert 0.01 < plan.prediction.ttft_s < 100 and 0 <= plan.prediction.bubble_rate < 1
+
+
+def test_the_choice_is_near_the_best_of_every_configuration() -> None:
+    """docs/simulation.md holds all twelve pairs; this budget leaves room for a few banks."""
+    found = simulate_regret.measure(load_phone("oneplus15"), MODEL, "700MiB", 1024, skew=1.0)
+    assert found["configurations"] > 80 and 0 <= found["regret"] <= simulate_regret.MOST
+
+
+def test_estream_in_less_memory_than_a_layer_reads_smaller_groups() -> None:
+    """The smallest budgets page the dense weights, too, and are kept."""
+    phone = load_phone("oneplus15")
+    with pytest.raises(MemoryBudgetError, match=r"smallest budget that works is --memory \d+") as refused:
+        simulated(phone, 512, memory=200 << 20)
+    least = int(str(refused.value).split("--memory ")[1].split()[0])
+    plan = simulated(phone, 512, memory=least)
+    assert plan.peak_bytes <= least and plan.configuration.dense_weights == "paged" and plan.configuration.group == 1
