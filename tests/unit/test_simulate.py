@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 
 from estream.cli.main import main
 from estream.errors import MemoryBudgetError, UsageError
+from estream.flash.states import Load
 from estream.package.outline import outline
 from estream.package.presets import PRESETS
 from estream.package.reader import Package
 from estream.package.synth import synthesize
+from estream.solver.holding import Holding, Planned
+from estream.solver.latency import predict
 from estream.solver.load import LoadRecorder, draw_counts, read_load
 from estream.solver.npu import NpuCosts, panel_weights
 from estream.solver.phone import Phone, load_phone, phones, read_phone
@@ -67,19 +70,50 @@ def test_dispatches_are_priced_by_products_or_traffic() -> None:
     counts = np.zeros(64, np.int64)
     counts[3], counts[5] = 256, 32
     work = NpuCosts(phone, LADDER).workload(package, 256, [counts] * 16)
-    layer = work.panel_s[0]
-    assert np.flatnonzero(layer).tolist() == [3, 5]
     large = 1e-4 + max(2 * 256 * weights / 1e12, (panel + 4 * 256 * hidden) / 1e10)
     small = 1e-4 + max(2 * 256 * weights / 1e12, 8 * (panel + 4 * 32 * hidden) / 1e10)
-    assert layer[3] == pytest.approx(large + 256 * hidden * 14 / 1e10)
-    assert layer[5] == pytest.approx(small + 32 * hidden * 14 / 1e10)
-    assert small > large and work.fixed_s == pytest.approx(2 * 16 * 1e-4)
+    assert small > large
+    first, second = work.dispatches[0]
+    assert (first.panels, second.panels) == ((3,), (5,))
+    assert first.seconds == pytest.approx(large) and second.seconds == pytest.approx(small)
+    assert np.flatnonzero(work.panel_s[0]).tolist() == [3, 5]
+    assert work.panel_s[0][3] == pytest.approx(256 * hidden * 14 / 1e10)
+    assert work.panel_s[0][5] == pytest.approx(32 * hidden * 14 / 1e10)
+    assert work.fixed_s == pytest.approx(2 * 16 * 1e-4)
+
+
+def test_dispatches_wait_for_their_tiles_and_hold_their_groups() -> None:
+    """Panels 0 and 1 share a dispatch, 1 and 2 another; panel 3 has its own."""
+    planned = (Planned(10.0, (0, 1)), Planned(20.0, (1, 2)), Planned(5.0, (3,)))
+    loads = [Load(0, index, index, 0, (index,), (index,)) for index in range(4)]
+    whole = Holding({0: planned}, lambda load: 1.0, 1.0)
+    assert [whole.take(load) for load in loads] == [
+        (1.0, []),
+        (11.0, [loads[0]]),
+        (21.0, [loads[1], loads[2]]),
+        (6.0, [loads[3]]),
+    ]
+    starved = Holding({0: planned}, lambda load: 1.0, 2.0)
+    assert starved.take(loads[0]) == (1.0, []) and starved.flush() == (20.0, [loads[0]])
+    assert starved.take(loads[1]) == (21.0, []) and starved.take(loads[2]) == (41.0, [loads[1], loads[2]])
+
+
+def test_few_banks_cost_dispatches_with_empty_slots() -> None:
+    """40 rows of every expert: tiles of 32 and 8, eight slots a dispatch, but two banks hold two experts."""
+    package, costs = outline(MODEL), NpuCosts(golden(), LADDER)
+    work = costs.workload(package, 320, [np.full(64, 40)] * 16)
+    profile = replace(golden(), flash_bytes_per_s=1e14).profile
+    few, many = (
+        predict(package, profile, costs, work, group=1, banks=banks, lanes=1, prefetch="before-routing")
+        for banks in (2, 64)
+    )
+    assert many.ttft_s == pytest.approx(work.compute_s, rel=0.01) and few.ttft_s > 1.5 * many.ttft_s
 
 
 def test_integers_are_unpacked_once() -> None:
     """512 rows are two tiles; what int4 adds to float16 is one pass over the panel, read as stored and written."""
     phone, counts = golden(), [np.full(64, 512)] * 16
-    costs = NpuCosts(replace(phone, ddr_bytes_per_s=1e15), LADDER)
+    costs = NpuCosts(phone, LADDER)
     seconds = {}
     for scheme in ("f16", "int4"):
         package = outline(MODEL, experts=scheme)
@@ -185,6 +219,12 @@ def test_a_phone_that_is_none_is_refused(change: Any, words: str) -> None:
     change(raw)
     with pytest.raises(ProfileError, match=words):
         read_phone("x", json.dumps(raw))
+
+
+def test_the_older_phone_follows_from_the_fitted_one() -> None:
+    older, fitted = load_phone("oneplus12"), load_phone("oneplus15")
+    for name in ("matrix_flops", "latent_flops"):
+        assert getattr(older, name) == pytest.approx(getattr(fitted, name) * 12 / 21, rel=0.01)
 
 
 def test_unknown_phones_and_strategies_are_refused() -> None:
