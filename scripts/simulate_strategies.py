@@ -18,7 +18,7 @@ from estream.errors import MemoryBudgetError
 from estream.package.outline import outline
 from estream.solver.load import draw_counts
 from estream.solver.phone import Phone, load_phone
-from estream.solver.simulate import STRATEGIES, simulate_prefill
+from estream.solver.simulate import SIMULATED, simulate_prefill
 from estream.units import format_bytes, format_seconds, parse_size
 from scripts.fit_phone import ladder_of
 
@@ -39,7 +39,7 @@ def main() -> int:
     rows = [
         cell(phone, preset, strategy, tokens, args.memory or BUDGETS[preset], args.skew)
         for preset in args.presets.split(",")
-        for strategy in STRATEGIES
+        for strategy in SIMULATED
         for tokens in map(int, args.tokens.split(","))
     ]
     print(json.dumps(rows, indent=1) if args.json else "\n".join(table(rows)))

@@ -22,7 +22,7 @@ from estream.solver.load import draw_counts
 from estream.solver.npu import NpuCosts, panel_weights
 from estream.solver.phone import Phone, load_phone, phones
 from estream.solver.search import Plan
-from estream.solver.simulate import STRATEGIES, simulate_prefill
+from estream.solver.simulate import SIMULATED, simulate_prefill
 from scripts import fit_phone, simulate_regret
 
 LADDER = ((1, 256), (2, 128), (8, 32))
@@ -197,7 +197,7 @@ def test_a_strategy_excludes_what_it_stands_against(strategy: str, prefetch: str
 
 def test_strategies_read_and_compute_what_they_stand_for() -> None:
     phone = load_phone("oneplus15")
-    plans = {name: simulated(phone, 512, memory=1 << 30, strategy=name) for name in STRATEGIES if name != "resident"}
+    plans = {name: simulated(phone, 512, memory=1 << 30, strategy=name) for name in SIMULATED if name != "resident"}
     layer = outline(MODEL).pool.panels_per_layer
     sizes = {name: (plan.configuration.group, plan.configuration.banks) for name, plan in plans.items()}
     assert sizes["on-demand"][0] == 1 and sizes["layer-streaming"] == (layer, 2)
