@@ -16,7 +16,7 @@ from estream.errors import UsageError
 _LOOK = """d=$1
 while [ ! -d "$d" ]; do d=${d%/*}; [ -n "$d" ] || d=/; done
 cd "$d" && pwd -P && df -kP . && cat /proc/self/mountinfo"""
-_DF = re.compile(r"\s(\d+)\s+(\d+)\s+(\d+)\s+\d+%")
+_DF = re.compile(r"\s(\d+)\s+(\d+)\s+(\d+)\s+(?:\d+%|-)\s")
 _SHARED = ("fuse", "fuseblk", "sdcardfs", "esdfs", "vfat", "exfat")
 HOME = f"Leave --target out: {ROOT} is the place"
 

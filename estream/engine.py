@@ -12,8 +12,8 @@ from types import TracebackType
 import numpy as np
 
 from estream.errors import ClosedError, MemoryBudgetError, UsageError
-from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
+from estream.flash.whole_layers import WholeLayers
 from estream.layers.head import LogitsSink
 from estream.layers.loop import LayerLoop
 from estream.layers.observe import Observer
@@ -22,6 +22,7 @@ from estream.prompt import check_prompts
 from estream.result import PrefillResult, into
 from estream.runtime.target import Target
 from estream.solver.automatic import prefetch_for
+from estream.strategies import DEFAULT
 from estream.telemetry.stats import PrefillStats, Stopwatch
 from estream.telemetry.trace import Trace
 
@@ -32,7 +33,8 @@ class Engine:
     path: a `NAME.estream` directory. backend: "cpu", "htp" (or a Target). soc: htp only: whose contexts are run; None:
     sm8650. memory: budget of the whole process in bytes or as
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
-    "after-routing", "on-demand", or "auto": by each prompt's length. resident: "none" or "all" experts kept in memory.
+    "after-routing", "on-demand", or "auto": by each prompt's length. resident: "none" or "all" experts kept in memory;
+    None: as the strategy says. strategy: a name for options (`estream.strategies`), which others may not contradict.
     pinned: the first groups of every layer's experts that stay in memory once they were read; None: as many as `memory`
     has room for. dense: attention and head
     weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
@@ -56,7 +58,7 @@ class Engine:
         banks: int | None = None,
         lanes: int | None = None,
         prefetch: str = "auto",
-        resident: str = "none",
+        resident: str | None = None,
         dense: str = "auto",
         pinned: int | None = None,
         reference: bool = False,
@@ -66,6 +68,7 @@ class Engine:
         max_tokens: int | None = None,
         soc: str | None = None,
         libraries: str | Path | None = None,
+        strategy: str = DEFAULT,
         trace: Trace | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -91,6 +94,7 @@ class Engine:
             max_tokens=max_tokens,
             soc=soc,
             libraries=libraries,
+            strategy=strategy,
             trace=trace,
             progress=progress,
         )
@@ -110,7 +114,7 @@ class Engine:
         self.load_s = time.perf_counter() - started
 
     @property
-    def experts(self) -> ExpertStream | ResidentExperts:
+    def experts(self) -> ExpertStream | WholeLayers:
         """The expert pool as the layer loop sees it; for benchmarks that read without computing."""
         return self._experts
 
@@ -284,6 +288,7 @@ class Engine:
             flash_busy_s=counters.busy_s,
             rows_computed=self._parts.runner.rows_computed,
             rows_useful=self._parts.runner.rows_useful,
+            dropped_rate=self._loop.dropped / self._loop.routed if self._loop.routed else 0.0,
             bytes_copied=self._parts.state.bytes_copied + staged - staged_before,
             npu_bytes_copied=None if of_npu is None else of_npu - (of_npu_before or 0),
             direct_io=self._opened.file.direct,

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from estream.errors import MemoryBudgetError, UsageError
 from estream.flash.groups import Homes
 from estream.flash.pool import PoolFile
 from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
+from estream.flash.whole_layers import WholeLayers
 from estream.layers.htp.find import find_contexts
 from estream.layers.htp.graphs import HtpGraphs
 from estream.layers.signs import panel_preparation
-from estream.layers.targets import Parts, open_parts
+from estream.layers.targets import ExpertPart, Parts, RunnerOpening, open_parts, open_runner
 from estream.layers.weights import DenseWeights
 from estream.package.embedding import Embedding
+from estream.package.layout import PoolLayout
 from estream.package.reader import Package
 from estream.prompt import longest_prompt
 from estream.runtime import open_target
@@ -26,6 +30,7 @@ from estream.runtime.pieces import join
 from estream.runtime.target import Target
 from estream.solver.automatic import LANES, Configuration, budget_bytes, held_bytes, resolve
 from estream.solver.tuned import tuned
+from estream.strategies import DEFAULT, RunnerFactory, Strategy, find_strategy
 from estream.telemetry.memory import process_memory
 from estream.telemetry.trace import Trace
 
@@ -42,7 +47,7 @@ class Options:
     banks: int | None = None
     lanes: int | None = None
     prefetch: str = "auto"
-    resident: str = "none"
+    resident: str | None = None  # "none", unless the strategy says otherwise
     dense: str = "auto"
     pinned: int | None = None
     reference: bool = False
@@ -54,25 +59,41 @@ class Options:
     libraries: str | Path | None = None
     trace: Trace | None = None
     progress: Progress | None = None
+    strategy: str = DEFAULT
 
-    @property
-    def left_open(self) -> bool:
-        """Group, banks and lanes are ours to choose."""
-        return self.group is self.banks is self.lanes is None and self.resident == "none"
+    def settled(self, strategy: Strategy, pool: PoolLayout) -> Options:
+        """With what the strategy stands for. Raises UsageError: an option says otherwise, or the package is not for
+        the strategy."""
+        given: dict[str, Any] = {}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value != option.default:
+                given[option.name] = value if option.name != "backend" or isinstance(value, str) else value.name
+        values: dict[str, Any] = strategy.resolve(given, pool)
+        if strategy.check is not None:
+            strategy.check(pool)
+        return replace(self, **{name: value for name, value in values.items() if name not in given})
+
+    def left_open(self, strategy: Strategy) -> bool:
+        """Lanes are ours to choose, and so are group and banks where the strategy does not stand for them."""
+        own = "group" in strategy.options or self.group is self.banks is None
+        return own and self.lanes is None and self.resident != "all"
 
     def resolve(
         self, package: Package, memory: int | None = None, held: int = 0, dense_bytes: tuple[int, int] = (0, 0)
     ) -> Configuration:
         """As `solver.automatic.resolve`, which says what it raises."""
+        fixed = self.strategy if {"group", "resident"} & find_strategy(self.strategy).options.keys() else None
         return resolve(
             package.pool,
             group=self.group,
             banks=self.banks,
             lanes=self.lanes,
             prefetch=self.prefetch,
-            resident=self.resident,
+            resident="none" if self.resident is None else self.resident,
             dense=self.dense,
             pinned=self.pinned,
+            strategy=fixed,
             memory=memory,
             held=held,
             dense_bytes=dense_bytes,
@@ -84,6 +105,7 @@ class Opened:
     """An engine's parts, ready for a prefill. memory: the budget in bytes. tuned: group and lanes are the solver's."""
 
     package: Package
+    strategy: Strategy
     max_tokens: int
     memory: int | None
     target: Target
@@ -93,12 +115,13 @@ class Opened:
     tuned: bool
     embedding: Embedding
     file: PoolFile
-    experts: ExpertStream | ResidentExperts
+    experts: ExpertStream | WholeLayers
 
     @property
     def description(self) -> dict[str, object]:
         """Everything resolved, as results and reports carry it."""
         return {
+            "strategy": self.strategy.name,
             "backend": self.target.name,
             "graphs": self.target.graphs,
             "threads": getattr(self.target, "threads", None),
@@ -115,6 +138,7 @@ class Opened:
             "direct_io": self.file.direct,
             **self.parts.configuration,
             **({"shared_mappings": self.target.shared_mappings} if hasattr(self.target, "shared_mappings") else {}),
+            **self.parts.runner.configuration,
         }
 
 
@@ -127,6 +151,8 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     arch = package.architecture
     max_tokens = longest_prompt(options.max_tokens, arch.context)
     budget = budget_bytes(options.memory)
+    strategy = find_strategy(options.strategy)
+    options = options.settled(strategy, package.pool)
     options.resolve(package)
     target = options.backend
     if options.soc is not None and target == "cpu":
@@ -147,13 +173,17 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     verify = options.verify_reads
     weights = DenseWeights(target, package, direct=options.direct_io, lanes=options.lanes or LANES, verify=verify)
     cleanup.callback(weights.close)
-    parts = open_parts(target, package, weights, max_tokens, graphs)
+    factory = strategy.runner
+    runner = open_runner if factory is None else partial(_open_own, factory, options)
+    parts = open_parts(target, package, weights, max_tokens, graphs, cleanup, runner)
     shared: int | None = getattr(target, "shared_bytes", None)
     now = process_memory().held_bytes(shared or 0) or 0
     reserved = parts.state.nbytes if shared is None else 0  # shared memory is taken when it is allocated
     held = held_bytes(now, reserved, parts.state.scratch_bytes, arch, max_tokens)
+    if strategy.weights_in_graphs:
+        held -= package.pool.pool_bytes  # the graphs' weights are in memory by now: not once more
     sizes = (weights.resident_bytes, weights.paged_bytes)
-    configuration, by_profile = _configure(options, package, target, max_tokens, budget, held, sizes)
+    configuration, by_profile = _configure(options, strategy, package, target, max_tokens, budget, held, sizes)
     weights.settle(configuration.dense_weights == "paged", options.trace)
     parts.attention.settle()
     parts.head.settle()
@@ -164,16 +194,25 @@ def open_model(path: str | Path, options: Options, cleanup: ExitStack) -> Opened
     if verify:
         _ = package.checksums  # read now, by name; afterwards the package may be replaced
         embedding.check(next(crc for name, _, _, crc in package.dense_pieces() if name == "embed"))
-    experts = _open_experts(package, target, file, configuration, options)
+    if strategy.weights_in_graphs:
+        kept = package.pool.pool_bytes
+        experts: ExpertStream | WholeLayers = WholeLayers(package.pool, kept_bytes=kept, verifies=verify)
+    else:
+        experts = _open_experts(package, target, file, configuration, options)
     cleanup.callback(experts.close)
     # Everything is open or in memory: nothing is read by name from here on.
     package.check_unchanged()
     chosen = configuration, by_profile
-    return Opened(package, max_tokens, budget, target, weights, parts, *chosen, embedding, file, experts)
+    return Opened(package, strategy, max_tokens, budget, target, weights, parts, *chosen, embedding, file, experts)
+
+
+def _open_own(factory: RunnerFactory, options: Options, opening: RunnerOpening) -> ExpertPart:
+    return factory(opening, options)
 
 
 def _configure(
     options: Options,
+    strategy: Strategy,
     package: Package,
     target: Target,
     tokens: int,
@@ -183,9 +222,9 @@ def _configure(
 ) -> tuple[Configuration, bool]:
     """The configuration, and whether group and lanes are those that the solver chose for this measured machine."""
     configuration = options.resolve(package, memory, held, dense_bytes)
-    choice = tuned(package, target, tokens, memory) if options.left_open else None
+    choice = tuned(package, target, tokens, memory) if options.left_open(strategy) else None
     if choice is not None:
-        own = replace(options, group=choice.group, lanes=choice.lanes)
+        own = replace(options, group=options.group or choice.group, lanes=choice.lanes)
         # The budget is a promise: what the run time holds now may leave no room for the solver's group.
         with contextlib.suppress(MemoryBudgetError):
             better = own.resolve(package, memory, held, dense_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from android.device import Device
 from android.doctor.phone import denied
 from android.layout import PhoneLayout
@@ -13,6 +15,7 @@ _RPC = ("/vendor/lib64/libcdsprpc.so", "/system/vendor/lib64/libcdsprpc.so", "/o
 _DSP_FOLDERS = ("/vendor/dsp/cdsp", "/vendor/dsp", "/dsp/cdsp", "/vendor/lib/rfsa/adsp")
 _SHELL, _UNSIGNED = "fastrpc_shell_3", "fastrpc_shell_unsigned_3"
 _NODES = ("/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure", "/dev/adsprpc-smd", "/dev/adsprpc-smd-secure")
+_TRY = "The DSP may read it all the same: try a run"
 _CPU = "The NPU cannot be used on this phone: run with --backend cpu"
 _EXISTING = 'for name in "$@"; do [ -e "$name" ] && echo "$name"; done; true'
 _READABLE = 'for name in "$@"; do [ -r "$name" ] && echo "$name"; done; true'
@@ -24,7 +27,10 @@ def check_npu(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Find
 
 
 def _rpc(device: Device) -> Finding:
-    found = device.script(_EXISTING, *_RPC).out.decode().split()
+    found, refused = _listed(device, _RPC)
+    if not found and refused:
+        step = "The bundle's Python tries to load it: push the bundle, then run doctor again"
+        return Finding(AREA, "libcdsprpc.so", "warning", refused, "htp", step)
     if not found:
         return Finding(AREA, "libcdsprpc.so", "missing", "not in /vendor/lib64 nor beside it", "htp", _CPU)
     return Finding(AREA, "libcdsprpc.so", "ok", found[0], "htp")
@@ -46,7 +52,9 @@ def _node(device: Device) -> Finding:
 
 
 def _dsp(device: Device) -> list[Finding]:
-    folders = device.script(_EXISTING, *_DSP_FOLDERS).out.decode().split()
+    folders, hidden = _listed(device, _DSP_FOLDERS)
+    if not folders and hidden:
+        return [Finding(AREA, "DSP files", "warning", hidden, "htp", _TRY)]
     if not folders:
         return [Finding(AREA, "DSP files", "missing", f"none of {', '.join(_DSP_FOLDERS)}", "htp", _CPU)]
     listed, refused = {}, []
@@ -57,8 +65,7 @@ def _dsp(device: Device) -> list[Finding]:
         else:
             refused.append(denied(done.err) or f"{folder}: cannot be listed")
     if not listed:
-        step = "The DSP may read it all the same: try a run"
-        return [Finding(AREA, "DSP files", "warning", "; ".join(refused), "htp", step)]
+        return [Finding(AREA, "DSP files", "warning", "; ".join(refused), "htp", _TRY)]
     findings = []
     for name, shell, step in (
         ("DSP shell", _SHELL, "Look at the maker's update of the phone: the DSP starts programs with this file"),
@@ -72,6 +79,12 @@ def _dsp(device: Device) -> list[Finding]:
         else:
             findings.append(Finding(AREA, name, "missing", f"no {shell} in {', '.join(listed)}", "htp", step))
     return findings
+
+
+def _listed(device: Device, paths: Sequence[str]) -> tuple[list[str], str | None]:
+    """Which of the paths are there, and what the phone says where it does not let adb's user see."""
+    done = device.shell("ls", "-d", *paths, check=False)
+    return done.out.decode(errors="replace").split(), denied(done.err)
 
 
 def _libraries(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Finding]:

@@ -28,7 +28,7 @@ _GRACE_S = 2.0  # for the engine to give its memory back when the host has gone
 _OFTEN_S = 0.1  # between two events of progress
 _TARGET_OPTIONS = frozenset(("backend", "soc", "threads"))
 _ENGINE_OPTIONS = _TARGET_OPTIONS | {
-    *("memory", "group", "banks", "lanes", "prefetch", "resident", "pinned", "dense"),
+    *("strategy", "memory", "group", "banks", "lanes", "prefetch", "resident", "pinned", "dense"),
     *("reference", "direct_io", "verify_reads", "max_tokens"),
 }
 

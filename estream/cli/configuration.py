@@ -7,6 +7,7 @@ from typing import Any
 
 from estream.cli.options import add_soc, positive, size, whole
 from estream.solver.automatic import DENSE_MODES, PREFETCH_MODES, RESIDENT_MODES
+from estream.strategies import DEFAULT, STRATEGIES
 
 
 def add_target(parser: argparse.ArgumentParser, *, default: str = "cpu") -> None:
@@ -25,13 +26,19 @@ def add_target(parser: argparse.ArgumentParser, *, default: str = "cpu") -> None
 def add_paging(parser: argparse.ArgumentParser) -> None:
     """The budget and the configuration."""
     group = parser.add_argument_group("configuration (what is left out is chosen)")
+    group.add_argument(
+        "--strategy",
+        choices=tuple(STRATEGIES),
+        default=DEFAULT,
+        help=f"a name for options, which others may not contradict: docs/strategies.md (default {DEFAULT})",
+    )
     group.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process: 1.5GiB, 800M")
     group.add_argument("--group", metavar="G", type=positive, help="panels per group, the unit of reading")
     group.add_argument("--banks", metavar="B", type=positive, help="banks in the arena, one group each")
     group.add_argument("--lanes", metavar="Q", type=positive, help="outstanding flash reads")
     group.add_argument("--prefetch", choices=PREFETCH_MODES, default="auto", help="(default auto: by the length)")
     group.add_argument(
-        "--resident", choices=RESIDENT_MODES, default="none", help="experts kept in memory (default none)"
+        "--resident", choices=RESIDENT_MODES, help="experts kept in memory (default: as the strategy says, else none)"
     )
     group.add_argument(
         "--pinned",
@@ -53,5 +60,17 @@ def add_paging(parser: argparse.ArgumentParser) -> None:
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keywords of `Engine` that the options of both functions mean."""
     target = ("backend", "soc", "reference", "threads")
-    paging = ("memory", "group", "banks", "lanes", "prefetch", "resident", "pinned", "dense", "verify_reads")
-    return {**{name: getattr(args, name) for name in target + paging}, "direct_io": not args.no_direct_io}
+    paging = (
+        "strategy",
+        "memory",
+        "group",
+        "banks",
+        "lanes",
+        "prefetch",
+        "resident",
+        "pinned",
+        "dense",
+        "verify_reads",
+    )
+    named = {name: getattr(args, name) for name in (*target, *paging, "verify_reads")}
+    return {**named, "direct_io": not args.no_direct_io}

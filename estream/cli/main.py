@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from estream.cli import (
+    bench,
     calibrate,
     compile,
     completion,
@@ -28,6 +29,7 @@ from estream.cli import (
     plan,
     prefill,
     selftest,
+    simulate,
     suggest,
     synth,
     verify,
@@ -46,8 +48,10 @@ COMMANDS = (
     compile,
     calibrate,
     plan,
+    simulate,
     prefill,
     perplexity,
+    bench,
     selftest,
     doctor,
     device,

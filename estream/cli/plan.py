@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         write_whole(args.plot, timeline_svg(planned_tracks(plan.prediction.timeline), title))
     if foreign:
         console.detail(f"note      {args.profile} is of another machine or version: {', '.join(foreign)}")
-    console.detail(_report(plan, profile.shape(package).scaled))
+    console.detail(report(plan, scaled=profile.shape(package).scaled))
     if crossover is not None:
         console.result(f"cpu       {crossover.advice}")
     console.result(text_timeline(plan))
@@ -118,13 +118,16 @@ def foreign_fields(package: Any, profile: DeviceProfile, threads: int | None) ->
     return [f"{name} {profile.machine.get(name)}" for name, value in own.items() if profile.machine.get(name) != value]
 
 
-def _report(plan: Plan, scaled: bool) -> str:
+def report(plan: Plan, *, scaled: bool, word: str = "predicted") -> str:
+    """The lines of a plan. word: what its time is."""
     chosen, prediction = plan.configuration, plan.prediction
     lines = [
         f"prompt    {format_tokens(plan.tokens)}",
-        f"paging    G={chosen.group} B={chosen.banks} Q={chosen.lanes}, prefetch {chosen.prefetch}, arena "
+        "experts   all in memory"
+        if chosen.resident == "all"
+        else f"paging    G={chosen.group} B={chosen.banks} Q={chosen.lanes}, prefetch {chosen.prefetch}, arena "
         f"{format_bytes(chosen.arena_bytes)}",
-        f"time      {format_seconds(prediction.ttft_s)} predicted: flash alone {format_seconds(prediction.flash_s)}, "
+        f"time      {format_seconds(prediction.ttft_s)} {word}: flash alone {format_seconds(prediction.flash_s)}, "
         f"compute alone {format_seconds(prediction.compute_s)}; bubble {100 * prediction.bubble_rate:.1f} %",
         f"memory    {format_bytes(plan.peak_bytes)} at the peak"
         + (f" of {format_bytes(plan.memory)}" if plan.memory is not None else "")
@@ -142,8 +145,8 @@ def _report(plan: Plan, scaled: bool) -> str:
     return "\n".join(lines)
 
 
-def text_timeline(plan: Plan) -> str:
-    """Two lines of characters: what flash and compute do over time. `#` busy, `.` idle."""
+def text_timeline(plan: Plan, label: str = "") -> str:
+    """Two lines of characters: what flash and compute do over time. `#` busy, `.` idle. label: at their ends."""
     timeline, total = plan.prediction.timeline, plan.prediction.timeline.total_s or 1.0
     flash, experts = [0.0] * _WIDTH, [0.0] * _WIDTH
     for spans, cells in (
@@ -154,10 +157,11 @@ def text_timeline(plan: Plan) -> str:
             first, last = start / total * _WIDTH, end / total * _WIDTH
             for cell in range(int(first), min(_WIDTH, int(last) + 1)):
                 cells[cell] += max(0.0, min(last, cell + 1) - max(first, cell))
-    return "\n".join(
-        f"{name:<8} |{''.join('#' if share > 0.66 else '+' if share > 0.1 else '.' for share in cells)}|"
+    drawn = {
+        name: "".join("#" if share > 0.66 else "+" if share > 0.1 else "." for share in cells)
         for name, cells in (("flash", flash), ("experts", experts))
-    )
+    }
+    return "\n".join(f"{name:<8} |{line}| {label}".rstrip() for name, line in drawn.items())
 
 
 def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from estream.cli.console import table
 from estream.package.reader import Package
+from estream.strategies import DEFAULT, STRATEGIES
 from estream.units import format_bytes, format_rate, format_seconds, format_tokens
 
 UNMEASURED = "not measured"
@@ -26,6 +27,8 @@ def plan(package: Package, tokens: int, configuration: Mapping[str, Any]) -> str
         f", {threads} threads)" if threads else ")"
     )
     rows = [("model", model), ("prompt", format_tokens(tokens)), ("target", target)]
+    if configuration["strategy"] != DEFAULT:
+        rows.append(("strategy", f"{configuration['strategy']}: {STRATEGIES[configuration['strategy']].summary}"))
     dense = sum(tensor.nbytes for tensor in package.dense.values() if tensor.name != "embed")
     if configuration["dense_weights"] == "paged":
         rows.append(

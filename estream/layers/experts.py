@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 
 from estream.flash.states import ReadyGroup
@@ -22,6 +24,7 @@ class ExpertRunner:
         self.rows = target.max_rows
         self.rows_computed = 0
         self.rows_useful = 0
+        self.configuration: Mapping[str, object] = {}
         self._routed: tuple[RouteTable, Observer | None]
         self._state = state
         self._panel = package.pool.panel
@@ -61,6 +64,14 @@ class ExpertRunner:
         self._scatter.bind("table", self._state.hidden_buffer, rows=tokens)
         self._scatter.bind("table_out", self._state.hidden_buffer, rows=tokens)
 
+    def admit(self, layer: int, table: RouteTable) -> RouteTable:
+        """All of them."""
+        return table
+
+    def needed(self, table: RouteTable) -> np.ndarray:
+        """bool [panels per layer]: those of experts with rows."""
+        return table.needed_panels(self._panels_per_expert)
+
     def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None:
         """The layer whose groups come next."""
         self._routed = table, observe
@@ -71,11 +82,16 @@ class ExpertRunner:
         table, observe = self._routed
         for panel, buffer in ready.panels:
             self.bind_panel(buffer)
-            for tile in table.tiles(panel // self._panels_per_expert, self.rows):
-                self.run(tile)
-                if observe:
+            for tile, least in self.tiles(table, panel // self._panels_per_expert):
+                self.run(tile, least)
+                if observe and len(tile.rows):
                     observe(ready.layer, "expert", tile.rows, {"y": self.y(len(tile.rows))}, panel)
         ready.release()
+
+    def tiles(self, table: RouteTable, expert: int) -> Iterator[tuple[Tile, int]]:
+        """An expert's tiles, and the fewest rows that each dispatch computes."""
+        for tile in table.tiles(expert, self.rows):
+            yield tile, 0
 
     def flush(self) -> None:
         """Nothing waits: every tile is a dispatch."""
@@ -111,26 +127,27 @@ class ExpertRunner:
         """What the last dispatch gave for its first rows, float32 [rows, H]."""
         return self._y_view[:rows]
 
-    def run(self, tile: Tile) -> None:
-        """One dispatch of the bound panel."""
-        useful = len(tile.rows)
-        rows = max(useful, self._least_rows)
+    def run(self, tile: Tile, least: int = 0, graph: Graph | None = None) -> None:
+        """One dispatch of `graph`, else of the bound panel. Rows up to `least` beyond the tile's have gates of 0."""
+        useful, expert = len(tile.rows), graph or self._expert
+        rows = max(useful, least, self._least_rows)
         self._index_view[:useful] = tile.rows
-        self._index_view[useful:rows] = tile.rows[-1]
+        self._index_view[useful:rows] = tile.rows[-1] if useful else 0
         self._gates_view[:useful] = tile.gates
         self._gates_view[useful:rows] = 0.0
         self._gather.bind("index", self._index, rows=rows)
-        for graph in (self._gather, self._expert):
-            graph.bind("x", self._x, rows=rows)
+        for taker in (self._gather, expert):
+            taker.bind("x", self._x, rows=rows)
             if self._quantise is not None:
-                graph.bind("x_scale", self._x_scale, rows=rows)
+                taker.bind("x_scale", self._x_scale, rows=rows)
         self._gather.run()
-        self._expert.bind("gates", self._gates, rows=rows)
-        self._expert.bind("y", self._y, rows=rows)
-        self._expert.run()
-        self._scatter.bind("index", self._index, rows=useful)
-        self._scatter.bind("y", self._y, rows=useful)
-        self._scatter.run()
+        expert.bind("gates", self._gates, rows=rows)
+        expert.bind("y", self._y, rows=rows)
+        expert.run()
+        if useful:
+            self._scatter.bind("index", self._index, rows=useful)
+            self._scatter.bind("y", self._y, rows=useful)
+            self._scatter.run()
         self.rows_computed += rows
         self.rows_useful += useful
         self._state.bytes_copied += rows * self._row_bytes + 2 * useful * self._panel.hidden * 4

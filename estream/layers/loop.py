@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from estream.flash.resident import ResidentExperts
 from estream.flash.stream import ExpertStream
+from estream.flash.whole_layers import WholeLayers
 from estream.layers.attention import closing_graph
 from estream.layers.observe import Observer
 from estream.layers.targets import Parts
@@ -22,6 +22,7 @@ class LayerLoop:
     """All layers of a model over one prompt at a time; the hidden state goes in and comes out in `parts.state`.
 
     check: called between groups; what it raises ends the prefill. progress: called with ("prefill", done, layers).
+    routed, dropped: pairs of a token and an expert in the running or the last prefill, and those not computed.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class LayerLoop:
         self._weights = weights
         self._parts = parts
         self._check = check
+        self.routed = self.dropped = 0
 
     def run(
         self,
         prompts: Sequence[slice],
-        experts: ExpertStream | ResidentExperts,
+        experts: ExpertStream | WholeLayers,
         watch: Stopwatch,
         observe: Observer | None = None,
     ) -> None:
@@ -51,7 +53,7 @@ class LayerLoop:
         """
         tokens = prompts[-1].stop
         arch, state, runner = self._package.architecture, self._parts.state, self._parts.runner
-        panels = self._package.pool.panels_per_expert
+        self.routed = self.dropped = 0
         lengths = [prompt.stop - prompt.start for prompt in prompts]
         tables = prompt_tables(arch.attention.rope, arch.attention.rotated, lengths)
         for done, plan in enumerate(arch.layers):
@@ -75,8 +77,11 @@ class LayerLoop:
             with watch("router_s", f"router {plan.index}"):
                 bias = self._weights.expert_bias(plan.index)
                 choice = self._package.family.route(state.logits[:tokens], bias)
-                table = RouteTable.build(choice, arch.experts)
-                experts.routes(plan.index, table.needed_panels(panels))
+                routes = RouteTable.build(choice, arch.experts)
+                table = runner.admit(plan.index, routes)
+                self.routed += len(routes.rows)
+                self.dropped += len(routes.rows) - len(table.rows)
+                experts.routes(plan.index, runner.needed(table))
             if arch.shared_intermediate:
                 gates = choice.shared if choice.shared is not None else np.ones(tokens, np.float32)
                 with watch("dispatch_s", f"shared expert {plan.index}"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from estream.layers.state import State
 from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
 from estream.models.rope import Tables
+from estream.package.contexts import Contexts
 from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import RouteTable
@@ -66,8 +68,16 @@ class ExpertPart(Protocol):
     rows: int  # of the largest tile
     rows_computed: int
     rows_useful: int
+    configuration: Mapping[str, object]  # what of the runner results and reports carry
 
     def begin(self, tokens: int) -> None: ...
+
+    def admit(self, layer: int, table: RouteTable) -> RouteTable:
+        """Which of a layer's routes are computed, before any is: an exact runner gives `table` back. What is missing
+        from the answer counts as dropped."""
+
+    def needed(self, table: RouteTable) -> np.ndarray:
+        """bool [panels per layer]: the panels that an admitted table's layer computes; flash brings no others."""
 
     def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None: ...
 
@@ -106,23 +116,51 @@ class Parts:
     configuration: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RunnerOpening:
+    """What an expert runner is opened from. graphs and contexts: of target htp, else None. cleanup: where a runner
+    leaves what it must release; after an error, too."""
+
+    target: Target
+    package: Package
+    state: PrefillState
+    graphs: HtpGraphs | None
+    contexts: Contexts | None
+    cleanup: ExitStack
+
+
+def open_runner(opening: RunnerOpening) -> ExpertPart:
+    """The target's own runner: call-time weights, tiles of the rows that were routed."""
+    if isinstance(opening.state, HtpState):
+        assert opening.graphs is not None
+        return HtpExperts(opening.target, opening.graphs.rungs, opening.package.pool, opening.state)
+    assert isinstance(opening.state, State)
+    return ExpertRunner(opening.target, opening.package, opening.state)
+
+
 def open_parts(
-    target: Target, package: Package, weights: DenseWeights, max_tokens: int, graphs: HtpGraphs | None
+    target: Target,
+    package: Package,
+    weights: DenseWeights,
+    max_tokens: int,
+    graphs: HtpGraphs | None,
+    cleanup: ExitStack,
+    runner: Callable[[RunnerOpening], ExpertPart] = open_runner,
 ) -> Parts:
     """Loads the package's graphs, but for target htp, whose `graphs` are loaded; `settle` of attention and head is left
-    to do. Raises EStreamError."""
+    to do. `runner`: opens what computes experts, a strategy's own. Raises EStreamError."""
     if graphs is None:
         integers = package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs in INTEGER_GRAPHS
         state = State(target, package.architecture, max_tokens, integers=integers)
         attention = AttentionLayers(target, package, weights, state)
-        runner = ExpertRunner(target, package, state)
-        return Parts(state, attention, runner, Head(target, package, weights, state))
+        experts = runner(RunnerOpening(target, package, state, None, None, cleanup))
+        return Parts(state, attention, experts, Head(target, package, weights, state))
     contexts = graphs.contexts
     half = HtpState(target, package.architecture, graphs, weights, max_tokens)
     return Parts(
         half,
         HtpAttention(graphs, package, weights, half),
-        HtpExperts(target, graphs.rungs, package.pool, half),
+        runner(RunnerOpening(target, package, half, graphs, contexts, cleanup)),
         HtpHead(graphs, package, weights, half),
         {
             "soc": contexts.soc,

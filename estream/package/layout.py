@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
@@ -96,7 +97,7 @@ class PanelLayout:
         last = self.parts[3 * self.chunks - 1]
         return align(last.offset + last.nbytes, PART_ALIGNMENT)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         matrices = {
             "gate": (self.hidden, self.width),
@@ -130,7 +131,7 @@ class PanelLayout:
             offset = align(offset + part.nbytes, PART_ALIGNMENT)
         return tuple(parts)
 
-    @property
+    @cached_property  # asked for at every read
     def panel_bytes(self) -> int:
         """Bytes of one panel, padded to ALIGNMENT."""
         last = self.parts[-1]

@@ -14,7 +14,7 @@ from estream.units import parse_size
 PREFETCH_MODES = ("auto", "before-routing", "after-routing", "on-demand")
 RESIDENT_MODES = ("none", "all")
 DENSE_MODES = ("auto", "resident", "paged")
-GROUP_BYTES = 16 << 20  # large reads reach the device's rate; small groups free their bank sooner
+GROUP_BYTES = 16 << 20  # at least: large reads reach the device's rate; small groups free their bank sooner
 ARENA_BYTES = 256 << 20  # flash fills only free banks while attention runs
 LANES = 2
 _UNPINNED = 32 << 20  # of a budget: automatic pinning leaves it to what a process allocates later
@@ -63,6 +63,7 @@ def resolve(
     resident: str = "none",
     dense: str = "auto",
     pinned: int | None = None,
+    strategy: str | None = None,
     memory: int | None = None,
     held: int = 0,
     dense_bytes: tuple[int, int] = (0, 0),
@@ -70,7 +71,8 @@ def resolve(
     """Fills in what is None or "auto". `memory`: budget of the whole process in bytes; `held`: what everything but the
     arena and the dense weights of `dense_bytes` needs; `dense_bytes`: of these when resident, and when paged. "auto"
     pages them only where they leave no room in the budget. `pinned`: groups of every layer, clipped to a layer's; None:
-    as many as the budget has room for beside the arena, none without a budget.
+    as many as the budget has room for beside the arena, none without a budget. `strategy`: the one that
+    fixes group or residency, for the refusal.
 
     Raises UsageError for values that cannot be meant, MemoryBudgetError naming the smallest workable budget."""
     for name, value in (("group", group), ("banks", banks), ("lanes", lanes)):
@@ -113,22 +115,29 @@ def resolve(
     least = held + sizes[least_mode]
     paged = " --dense paged" if least_mode == "paged" else ""
     if resident == "all":
+        other = "--resident none" if strategy is None else "another strategy"
         raise MemoryBudgetError(
             "the memory budget cannot hold all experts",
             asked=f"{memory} bytes",
             had=f"a need of {held + sizes[modes[-1]] + pool.pool_bytes}",
-            next_step=f"Use --resident none, or --memory {least + pool.pool_bytes}{paged}",
+            next_step=f"Use {other}, or --memory {least + pool.pool_bytes}{paged}",
         )
     # What was asked for, as far as it was: the automatic choice is one bank of one panel at the least.
     count, size = banks or 1, min(group or 1, pool.panels_per_layer) * pool.panel.panel_bytes
     room = memory - held - sizes[modes[-1]]
     beside = f" beside {pinned} pinned group(s) of every layer" if pinned else ""
+    smallest = (
+        f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
+        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}"
+    )
+    if strategy is not None:
+        count = min(count, pool.pool_bytes // size)
+        smallest = f"The smallest budget of --strategy {strategy} is --memory {least + count * size}{paged}"
     raise MemoryBudgetError(
         f"the memory budget leaves no room for {count} bank(s) of {size} bytes{beside}",
         asked=f"{memory} bytes",
         had=f"{max(room, 0)} after weights, activations and run time ({memory - room})",
-        next_step=f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
-        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}",
+        next_step=smallest,
     )
 
 
@@ -149,10 +158,11 @@ def _fit(
     panel, layers = pool.panel.panel_bytes, len(pool.moe_layers)
     arena = ARENA_BYTES if available is None else min(ARENA_BYTES, available)
     # Two groups in flight are the least that can overlap; one is the least that can work. Pinned ones grow with G, too.
-    wanted = min(GROUP_BYTES, arena // 2)
+    most = arena // 2
     if available is not None:
-        wanted = min(wanted, available // (max(2, banks or 0) + (pinned or 0) * layers))
-    group = min(group or max(1, wanted // panel), pool.panels_per_layer)
+        most = min(most, available // (max(2, banks or 0) + (pinned or 0) * layers))
+    # Not below GROUP_BYTES for the sake of whole panels: a smaller read is a slower one.
+    group = min(group or max(1, min(-(-GROUP_BYTES // panel), most // panel)), pool.panels_per_layer)
     bank, per_layer = group * panel, -(-pool.panels_per_layer // group)
     if pinned is None:
         beside = 0 if available is None else available - _UNPINNED - (banks * bank if banks else max(arena, bank))

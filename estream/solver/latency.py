@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -11,27 +12,11 @@ from estream.flash.machine import Machine
 from estream.flash.states import Load
 from estream.flash.virtual import Timeline, simulate
 from estream.package.reader import Package
-from estream.routing import split_rows
+from estream.solver.costs import Costs, Workload, workload
+from estream.solver.holding import Holding
 from estream.solver.profile import DeviceProfile, Shape
 
-
-@dataclass(frozen=True)
-class Workload:
-    """A prompt of `tokens` on a package: seconds of compute, none of them waiting.
-
-    dense_s: of what comes before each MoE layer's groups (its attention, router and shared expert, and dense layers
-    before it). panel_s: per MoE layer, of each panel's tiles, float64 [panels]; 0 for panels without tokens. tail_s:
-    after the last group.
-    """
-
-    tokens: int
-    dense_s: tuple[float, ...]
-    panel_s: tuple[np.ndarray, ...]
-    tail_s: float
-
-    @property
-    def compute_s(self) -> float:
-        return sum(self.dense_s) + sum(float(seconds.sum()) for seconds in self.panel_s) + self.tail_s
+__all__ = ["Prediction", "Workload", "predict", "workload"]
 
 
 @dataclass(frozen=True)
@@ -50,34 +35,10 @@ class Prediction:
         return self.wait_s / self.ttft_s if self.ttft_s else 0.0
 
 
-def workload(package: Package, shape: Shape, tokens: int, counts: Sequence[np.ndarray], max_rows: int) -> Workload:
-    """counts: rows per expert of each MoE layer. max_rows: of a tile. Target cpu: one dispatch per tile."""
-    arch, pool = package.architecture, package.pool
-
-    def panel_s(rows: int) -> float:
-        return sum(shape.panel_s(piece.stop - piece.start) for piece in split_rows(rows, max_rows))
-
-    def record_s(panels: int) -> float:
-        return panels * panel_s(tokens)
-
-    dense, waiting = [], 0.0
-    for plan in arch.layers:
-        waiting += shape.dense_s(tokens)
-        if plan.ffn == "dense":
-            waiting += record_s(package.ffn_panels)
-        else:
-            dense.append(waiting + record_s(package.shared_panels if arch.shared_intermediate else 0))
-            waiting = 0.0
-    per_panel = tuple(
-        np.repeat([panel_s(int(rows)) for rows in layer], pool.panels_per_expert) * 1.0 for layer in counts
-    )
-    return Workload(tokens, tuple(dense), per_panel, waiting + package.head_slices * shape.head_slice_s)
-
-
 def predict(
     package: Package,
     profile: DeviceProfile,
-    shape: Shape,
+    costs: Costs | Shape,
     work: Workload,
     *,
     group: int,
@@ -108,13 +69,17 @@ def predict(
     by_layer = dict(zip(pool.moe_layers, work.panel_s, strict=True))
     dense = dict(zip(pool.moe_layers, work.dense_s, strict=True))
 
+    @cache  # few sizes, many reads
     def read_s(nbytes: int) -> float:
         return thinner * lanes * nbytes / profile.bytes_per_s(nbytes, lanes)
 
     def compute_s(load: Load) -> float:
-        return slower * float(by_layer[load.layer][list(load.needed or ())].sum()) + shape.group_s
+        return slower * float(by_layer[load.layer][list(load.needed or ())].sum()) + costs.group_s
 
-    timeline = simulate(machine, needed, read_s, compute_s, lambda layer: slower * dense[layer])
+    compute: Callable[[Load], float] | Holding = compute_s
+    if work.dispatches:
+        compute = Holding(dict(zip(pool.moe_layers, work.dispatches, strict=True)), compute_s, slower)
+    timeline = simulate(machine, needed, read_s, compute, lambda layer: slower * dense[layer])
     return Prediction(
         ttft_s=timeline.total_s + slower * work.tail_s,
         wait_s=timeline.wait_s,

@@ -1,8 +1,19 @@
-"""How many tokens each expert gets, where nobody knows yet: drawn at random, the same on every call."""
+"""How many tokens each expert gets: drawn at random, the same on every call, or as it was recorded."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
+
+from estream.errors import UsageError, brief
+from estream.layers.observe import Rows
+from estream.package.layout import PoolLayout
+from estream.small_file import JSON_BYTES, read_small
+from estream.whole_file import write_whole
 
 _DISTINCT = 4  # layers that are drawn; the others repeat them
 
@@ -25,3 +36,63 @@ def draw_counts(
 def expected_coverage(experts: int, top_k: int, tokens: int) -> float:
     """The share of a layer's experts that a prompt needs, with uniform routing."""
     return 1.0 - (1.0 - top_k / experts) ** tokens
+
+
+LOAD_FORMAT, LOAD_VERSION = "estream-load", 1
+
+
+def read_load(path: Path, experts: int, layers: int, tokens: int) -> list[np.ndarray]:
+    """Rows per expert of each MoE layer for a prompt of `tokens`, from a recorded load: JSON {"format": "estream-load",
+    "version": 1, "tokens": N, "counts": [[rows of each expert] of each MoE layer]}. Of another length, in proportion.
+
+    Raises UsageError naming what does not fit, OSError.
+    """
+
+    def refuse(what: str, asked: object = None, had: object = None) -> UsageError:
+        next_step = "docs/simulation.md says how to record a load"
+        return UsageError(f"--load {path}: {what}", asked=asked, had=had, next_step=next_step)
+
+    try:
+        raw = json.loads(read_small(path, JSON_BYTES))
+    except (ValueError, RecursionError) as problem:
+        raise refuse(f"not valid JSON: {brief(str(problem))}") from problem
+    if not isinstance(raw, dict) or raw.get("format") != LOAD_FORMAT or raw.get("version") != LOAD_VERSION:
+        raise refuse(f"its format is not {LOAD_FORMAT} of version {LOAD_VERSION}")
+    recorded, rows = raw.get("tokens"), raw.get("counts")
+    if type(recorded) is not int or recorded < 1:
+        raise refuse("tokens", asked="a whole number of at least 1", had=brief(recorded))
+    if not isinstance(rows, list) or len(rows) != layers:
+        raise refuse("counts", asked=f"{layers} MoE layers", had=len(rows) if isinstance(rows, list) else "no list")
+    found = []
+    for number, layer in enumerate(rows):
+        if not isinstance(layer, list) or len(layer) != experts:
+            raise refuse(f"counts of MoE layer {number}", asked=f"{experts} experts", had=brief(layer))
+        if any(type(count) is not int or not 0 <= count <= recorded for count in layer):
+            raise refuse(f"counts of MoE layer {number}", asked=f"whole numbers of 0 to {recorded}", had=brief(layer))
+        scaled = np.asarray(layer, np.float64) * tokens / recorded
+        # An expert that had a token keeps one: which records are read must not hang on rounding.
+        found.append(np.where(scaled > 0, np.maximum(np.rint(scaled), 1), 0).astype(np.int64))
+    return found
+
+
+class LoadRecorder:
+    """An observer of one prefill (`estream.layers.observe`) that counts rows per expert, for `read_load`."""
+
+    def __init__(self, pool: PoolLayout) -> None:
+        self._pool = pool
+        self.counts = {layer: [0] * pool.experts for layer in pool.moe_layers}
+        self.tokens = 0
+
+    def __call__(
+        self, layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None
+    ) -> None:
+        if graph == "input":
+            self.tokens = len(arrays["hidden"])
+        elif graph == "expert" and panel is not None and panel % self._pool.panels_per_expert == 0:
+            self.counts[layer][panel // self._pool.panels_per_expert] += len(arrays["y"])
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the whole file or none. Raises UsageError where `path` is no regular file, OSError."""
+        counts = [self.counts[layer] for layer in self._pool.moe_layers]
+        load = {"format": LOAD_FORMAT, "version": LOAD_VERSION, "tokens": self.tokens, "counts": counts}
+        write_whole(path, json.dumps(load) + "\n")

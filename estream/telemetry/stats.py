@@ -97,8 +97,9 @@ class PrefillStats:
     """Seconds, bytes and counts of one prefill. Raises ValueError for a figure that is negative or not finite.
 
     ttft_s runs from the call of prefill to the logits; load_s (opening) is apart. bytes_read counts experts.safetensors
-    only. flash_busy_s: at least one read was outstanding. rows: of tiles times panels. npu_bytes_copied: of tensors
-    that graphs ran with in memory that the NPU does not see.
+    only. flash_busy_s: at least one read was outstanding. rows: of tiles times panels. dropped_rate: the share of
+    routed pairs of a token and an expert that was not computed. npu_bytes_copied: of tensors that graphs ran with in
+    memory that the NPU does not see.
     """
 
     ttft_s: float | None = None
@@ -115,6 +116,7 @@ class PrefillStats:
     groups_skipped: int | None = None
     rows_computed: int | None = None
     rows_useful: int | None = None
+    dropped_rate: float | None = None
     bytes_copied: int | None = None
     npu_bytes_copied: int | None = None
     direct_io: bool | None = None

@@ -189,11 +189,11 @@ def test_interrupted_pack(tmp_path: Path, number: int, status: int, said: str) -
 PREFILL_STOPS = """
 from estream.layers.experts import ExpertRunner
 run, calls = ExpertRunner.run, []
-def stopping(self, tile):
+def stopping(self, tile, *least):
     calls.append(1)
     if len(calls) == 5:
         ready()
-    run(self, tile)
+    run(self, tile, *least)
 ExpertRunner.run = stopping
 """
 

@@ -43,6 +43,7 @@ ARCHITECTURE = (
 )
 POOL = PoolLayout(PanelLayout(64, 32, "f32"), 1, 8, (0, 1))
 CONFIGURATION = {
+    "strategy": "estream",
     "backend": "cpu",
     "graphs": "cpu",
     "threads": 2,
@@ -154,7 +155,8 @@ def test_defaults_reach_the_engine() -> None:
         "banks": None,
         "lanes": None,
         "prefetch": "auto",
-        "resident": "none",
+        "resident": None,
+        "strategy": "estream",
         "dense": "auto",
         "pinned": 0,
         "reference": False,
@@ -192,6 +194,7 @@ def test_options_reach_the_engine(tmp_path: Path) -> None:
         "lanes": 2,
         "prefetch": "on-demand",
         "resident": "all",
+        "strategy": "estream",
         "dense": "paged",
         "pinned": 3,
         "reference": True,

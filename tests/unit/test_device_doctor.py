@@ -145,6 +145,7 @@ WRONG: list[tuple[Callable[[FakePhone], None], str, str, str, bool, bool]] = [
     (remove(f"vendor/dsp/cdsp/{UNSIGNED}"), "unsigned PD", "missing", f"no {UNSIGNED}", False, True),
     (remove("dev/fastrpc-cdsp"), "FastRPC device", "warning", "none of", True, True),
     (says("ls", DENIED), "DSP files", "warning", "SELinux", True, True),
+    (says("ls", DENIED), "libcdsprpc.so", "warning", "SELinux", True, True),
     (says("dumpsys", "echo Thermal Status: 3"), "heat", "warning", "throttling severe", True, True),
     (says("dumpsys", "exit 1"), "heat", "warning", "not told", True, True),
     (little, "memory", "warning", "488 MiB available", True, True),

@@ -129,7 +129,7 @@ def test_what_changed_on_the_phone_is_seen(phone: FakePhone, device: Device, bun
 @pytest.mark.parametrize("cut", [1, 70_000, 299_999])
 def test_an_interrupted_push_goes_on(phone: FakePhone, device: Device, bundle: Contents, cut: int) -> None:
     phone.fail("exec cat >>", "cut", cut)
-    with pytest.raises(DeviceError, match=r"sending lib/libbig.so: the connection to 1a2b3c4d broke") as caught:
+    with pytest.raises(DeviceError, match=r"sending lib/libbig\.so: the connection to 1a2b3c4d broke") as caught:
         push(device, TARGET, bundle)
     assert "run the command again" in str(caught.value.next_step)
     assert not phone.at("lib/libbig.so").exists() and not phone.at("bundle.json").exists()

@@ -13,12 +13,12 @@ TINY = PoolLayout(PanelLayout(32, 32, "f32"), 2, 4, (0, 2))
 PANEL = OLMOE.panel.panel_bytes
 
 
-def test_olmoe_gets_two_panels_per_group_and_a_quarter_gibibyte() -> None:
+def test_olmoe_gets_three_panels_per_group_and_a_quarter_gibibyte() -> None:
     chosen = resolve(OLMOE)
     assert PANEL == 6307840
-    assert (chosen.group, chosen.banks, chosen.lanes) == (2, 21, 2)
-    assert chosen.arena_bytes == 21 * 2 * PANEL <= 256 << 20
-    assert chosen.bank_bytes == 2 * PANEL
+    assert (chosen.group, chosen.banks, chosen.lanes) == (3, 14, 2)
+    assert chosen.arena_bytes == 14 * 3 * PANEL <= 256 << 20
+    assert 2 * PANEL < 16 << 20 <= chosen.bank_bytes == 3 * PANEL
 
 
 def test_tiny_pool_is_not_given_more_banks_than_groups() -> None:
@@ -50,7 +50,7 @@ def test_dense_weights_are_paged_where_the_budget_has_no_room_for_them() -> None
     sizes = (40 * PANEL, 3 * PANEL)
     assert resolve(OLMOE, dense_bytes=sizes).dense_weights == "resident"
     assert resolve(OLMOE, dense="paged", dense_bytes=sizes).dense_bytes == 3 * PANEL
-    for memory, mode, banks in ((41 * PANEL, "resident", 1), (41 * PANEL - 1, "paged", 18), (4 * PANEL, "paged", 1)):
+    for memory, mode, banks in ((41 * PANEL, "resident", 1), (41 * PANEL - 1, "paged", 12), (4 * PANEL, "paged", 1)):
         chosen = resolve(OLMOE, memory=500 + memory, held=500, dense_bytes=sizes)
         assert (chosen.dense_weights, chosen.banks) == (mode, banks)
         assert chosen.arena_bytes + chosen.dense_bytes <= memory
@@ -74,8 +74,8 @@ def test_all_experts_beside_paged_dense_weights() -> None:
 
 def test_pinned_groups_count_against_the_budget() -> None:
     chosen = resolve(OLMOE, pinned=2)
-    assert (chosen.group, chosen.pinned, chosen.pinned_bytes) == (2, 2, 16 * 4 * PANEL)
-    assert chosen.arena_bytes == 21 * 2 * PANEL  # without a budget they come on top
+    assert (chosen.group, chosen.pinned, chosen.pinned_bytes) == (3, 2, 16 * 6 * PANEL)
+    assert chosen.arena_bytes == 14 * 3 * PANEL  # without a budget they come on top
     chosen = resolve(OLMOE, group=3, pinned=99)
     assert (chosen.pinned, chosen.pinned_bytes, chosen.banks) == (22, OLMOE.pool_bytes, 1)
     for room in (16 * PANEL + PANEL, 20 * PANEL, 40 * PANEL, 200 * PANEL):
@@ -89,12 +89,12 @@ def test_pinned_groups_count_against_the_budget() -> None:
 def test_what_a_budget_has_beside_the_arena_is_pinned() -> None:
     assert resolve(OLMOE).pinned == 0 and resolve(OLMOE, memory=256 << 20).pinned == 0
     more = [resolve(OLMOE, memory=gibibytes << 30) for gibibytes in (1, 2, 4, 8)]
-    assert [chosen.pinned for chosen in more] == [3, 9, 19, 32]
+    assert [chosen.pinned for chosen in more] == [2, 6, 13, 22]
     assert [chosen.arena_bytes for chosen in more[:3]] == [resolve(OLMOE).arena_bytes] * 3
     assert (more[3].pinned_bytes, more[3].banks) == (OLMOE.pool_bytes, 1)
     for gibibytes, chosen in zip((1, 2, 4), more, strict=False):
         spare = (gibibytes << 30) - chosen.arena_bytes - chosen.pinned_bytes
-        assert 32 << 20 <= spare < (32 << 20) + 17 * 2 * PANEL
+        assert 32 << 20 <= spare < (32 << 20) + 17 * 3 * PANEL
     assert resolve(OLMOE, memory=8 << 30, resident="all").pinned == 0
 
 

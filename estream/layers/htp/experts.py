@@ -7,7 +7,7 @@ added to the hidden state when their planned dispatch is complete: in the same o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from estream.errors import NumericError
 from estream.flash.states import ReadyGroup
 from estream.layers.htp.graphs import Rung
-from estream.layers.htp.ladder import plan_layer
+from estream.layers.htp.ladder import Dispatch, plan_layer
 from estream.layers.htp.slots import Slots, Work
 from estream.layers.htp.state import HtpState
 from estream.layers.observe import Observer
@@ -55,6 +55,7 @@ class HtpExperts:
         self.rows_computed = self.rows_useful = 0
         early = sum(rung.rows * (rung.slots - 1) for rung in rungs)  # rows of results
         state.scratch_bytes += 2 * early * pool.panel.hidden
+        self.configuration: Mapping[str, object] = {}
         self._observe: Observer | None = None
         self._forget()
 
@@ -68,9 +69,21 @@ class HtpExperts:
         self.rows_computed = self.rows_useful = 0
         self._forget()
 
+    def admit(self, layer: int, table: RouteTable) -> RouteTable:
+        """All of them."""
+        return table
+
+    def needed(self, table: RouteTable) -> np.ndarray:
+        """bool [panels per layer]: those of experts with rows."""
+        return table.needed_panels(self._panels_per_expert)
+
     def start(self, layer: int, table: RouteTable, observe: Observer | None = None) -> None:
         """Plans the dispatches of the layer whose groups come next."""
-        self._plan(layer, "expert", table.offsets, table.rows, table.gates, self._panels_per_expert, observe)
+        self._plan(layer, "expert", table, self.dispatches(table), observe)
+
+    def dispatches(self, table: RouteTable) -> list[Dispatch]:
+        """Of a layer's routed experts: every panel of `needed` has a tile, rows are those of the panel's expert."""
+        return plan_layer(table.counts.tolist(), self._panels_per_expert, self._ladder)
 
     def run_group(self, ready: ReadyGroup) -> None:
         """All dispatches that these panels complete. The group is released now or later."""
@@ -94,27 +107,29 @@ class HtpExperts:
         size = self._panel.panel_bytes
         panels = [(panel, record.part(panel * size, size)) for panel in range(record.nbytes // size)]
         rows = np.arange(len(gates), dtype=np.int32)
-        self._plan(layer, name, np.array([0, len(gates)]), rows, gates, len(panels), observe)
+        table = RouteTable(np.array([0, len(gates)]), rows, gates)
+        dispatches = plan_layer([len(gates)], len(panels), self._ladder)
+        self._plan(layer, name, table, dispatches, observe, len(panels))
         self._take(panels, _Held(lambda: None, 0))
 
     def _plan(
         self,
         layer: int,
         graph: str,
-        offsets: np.ndarray,
-        rows: np.ndarray,
-        gates: np.ndarray,
-        panels_per_expert: int,
+        table: RouteTable,
+        dispatches: Iterable[Dispatch],
         observe: Observer | None,
+        panels_per_expert: int | None = None,
     ) -> None:
+        """panels_per_expert: other than the routed experts'."""
         self._forget()
         self._layer, self._graph, self._observe = layer, graph, observe
-        for planned in plan_layer(np.diff(offsets).tolist(), panels_per_expert, self._ladder):
+        for planned in dispatches:
             pending = _Pending(self._rungs[planned.rung], len(planned.tiles))
             for panel, piece in planned.tiles:
-                first = int(offsets[panel // panels_per_expert])
+                first = int(table.offsets[panel // (panels_per_expert or self._panels_per_expert)])
                 at = slice(first + piece.start, first + piece.stop)
-                self._tiles.setdefault(panel, []).append((pending, Tile(rows[at], gates[at])))
+                self._tiles.setdefault(panel, []).append((pending, Tile(table.rows[at], table.gates[at])))
 
     def _take(self, panels: Iterable[tuple[int, Buffer]], held: _Held) -> None:
         tiles = [(panel, buffer, *tile) for panel, buffer in panels for tile in self._tiles.pop(panel)]
@@ -153,7 +168,7 @@ class HtpExperts:
         for work, y in results:
             wide = y.astype(np.float32)
             self._state.hidden[work.tile.rows] += wide
-            if self._observe:
+            if self._observe and len(work.tile.rows):
                 self._observe(self._layer, self._graph, work.tile.rows, {"y": wide}, work.name)
 
     def _check(self, y: np.ndarray, work: Work) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from estream.layers.htp.graphs import Rung, numbered
 from estream.package.layout import PanelLayout, align
 from estream.routing import Tile
-from estream.runtime.target import Buffer, Target
+from estream.runtime.target import Buffer, Target, TensorInfo
 
 _ALIGN = 128
 
@@ -77,13 +77,18 @@ class Slots:
 
 
 def panel_inputs(rung: Rung, panel: PanelLayout) -> list[tuple[str, int, int]]:
+    """As `weight_inputs`, of a loaded graph."""
+    return weight_inputs(rung.graph.inputs, panel)
+
+
+def weight_inputs(inputs: Mapping[str, TensorInfo], panel: PanelLayout) -> list[tuple[str, int, int]]:
     """(input name without its slot, offset in the panel, bytes) of everything that a slot takes of a panel.
 
     Scales are chunks of one vector each. A matrix of multipliers is bound as its two halves, `_low` and `_high`.
     """
     parts = {part.name: part for part in panel.parts}
     found = []
-    for full, info in rung.graph.inputs.items():
+    for full, info in inputs.items():
         name = full.removeprefix("slot0.")
         if name == full or name in ("x", "gates"):
             continue
