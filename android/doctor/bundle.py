@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from typing import Any
 
 from android.bundle import MANIFEST
@@ -119,10 +120,10 @@ def _models(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Findin
         folder = f"{CONTEXTS}/{soc.name}" if soc is not None else CONTEXTS
         has = device.script(look, place, MODEL, folder).out.decode().split()
         if "whole" not in has:
-            step = f"Push it again, it goes on where it ended: estream device push {name}"
+            step = f"Push it again, it goes on where it ended: estream device push {shlex.quote(name)}"
             findings.append(Finding(AREA, "model", "warning", f"{name}: not completely pushed", "cpu", step))
         elif "contexts" not in has and soc is not None:
-            step = f"Compile them and push again: estream compile {name} --soc {soc.name}"
+            step = f"Compile them and push again: estream compile {shlex.quote(name)} --soc {soc.name}"
             findings.append(Finding(AREA, "model", "warning", f"{name}: no contexts for {soc.name}", "htp", step))
         else:
             findings.append(Finding(AREA, "model", "ok", name))

@@ -82,7 +82,9 @@ class Environment:
 
 
 def _create(api: CApi, threads: int) -> tuple[int, RuntimeLog]:
-    """An environment, and its log, which must outlive it; with one pool of `threads` threads (the caller's included) that sleep when idle.
+    """An environment and its log, which must outlive it.
+
+    It has one pool of `threads` threads (the caller's included) that sleep when idle.
 
     Spinning threads would take the cores that flash reads need.
     """

@@ -173,7 +173,8 @@ class HtpTarget(OrtTarget):
         devices = self._api.provider_devices(self._environment.handle, PROVIDER)
         if not devices:
             raise TargetError(
-                f"{self._libraries.plugin.name} found no NPU", next_step="Run `estream doctor` to see what is missing"
+                f"{self._libraries.plugin.name} found no NPU",
+                next_step="Run `estream doctor`, for a phone `estream device doctor`, to see what is missing",
             )
         return devices[0]
 

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.device.phone import Adb, Phone
 
@@ -55,25 +56,27 @@ class Estream:
 
     def here(self, *arguments: str | Path) -> Said:
         """`estream ARGUMENTS`, on the host alone."""
-        done = subprocess.run(self._words(*arguments), **self._where(), capture_output=True, text=True, timeout=_LIMIT_S)
+        done = subprocess.run(
+            self._words(*arguments), **self._where(), capture_output=True, text=True, timeout=_LIMIT_S
+        )
         return Said(done.returncode, done.stdout, done.stderr)
 
     @contextmanager
     def running(self, command: str, *arguments: str | Path) -> Iterator[Running]:
         """While the block lasts; it is killed where the block leaves it running."""
-        process = subprocess.Popen(
-            self._words("device", command, *self._serial(), *arguments),
-            **self._where(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            yield Running(process)
-        finally:
-            process.kill()
-            process.wait()
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            process = subprocess.Popen(
+                self._words("device", command, *self._serial(), *arguments),
+                **self._where(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+            try:
+                yield Running(process, out, err)
+            finally:
+                process.kill()
+                process.wait()
 
     def clients(self) -> list[str]:
         """Command lines of adb clients of this server's user that speak to the phone."""
@@ -97,7 +100,7 @@ class Estream:
         return [sys.executable, "-m", "estream", *map(str, arguments)]
 
     def _where(self) -> dict[str, Any]:
-        environment = {**self.adb.environment, "PYTHONPATH": str(_CHECKOUT), "COLUMNS": "120"}
+        environment = {**self.adb.environment, "PYTHONPATH": str(_CHECKOUT), "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
         environment["ESTREAM_CACHE"] = os.environ["ESTREAM_CACHE"]
         return {"env": environment, "cwd": self.adb.home}
 
@@ -105,8 +108,19 @@ class Estream:
 class Running:
     """A command that has not ended yet."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes], out: IO[str], err: IO[str]) -> None:
+        self._process, self._out, self._err = process, out, err
+
+    def said(self) -> str:
+        """What it has printed so far."""
+        return os.pread(self._out.fileno(), 1 << 20, 0).decode()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Fails where the command ends before, or takes too long."""
+        end = time.monotonic() + _LIMIT_S
+        while not condition():
+            assert self._process.poll() is None and time.monotonic() < end, self.finish()
+            time.sleep(0.005)
 
     def interrupt(self) -> None:
         """Ctrl-C, for this process alone."""
@@ -114,10 +128,5 @@ class Running:
 
     def finish(self) -> Said:
         """Waits."""
-        out, err = self._process.communicate(timeout=_LIMIT_S)
-        return Said(self._process.returncode, out, err)
-
-
-def wait_until(condition: threading.Event) -> None:
-    """Fails where it does not come."""
-    assert condition.wait(_LIMIT_S)
+        status = self._process.wait(_LIMIT_S)
+        return Said(status, self.said(), os.pread(self._err.fileno(), 1 << 20, 0).decode())

@@ -141,7 +141,7 @@ class Phone:
         (self.root / "values/drop_push_after").write_text(str(count))
 
     def log(self) -> list[str]:
-        """`open SERVICE 'COMMAND'` and `sent BYTES 'PATH or COMMAND'` since the phone started or the log was cleared."""
+        """`open SERVICE 'COMMAND'` and `sent BYTES 'PATH or COMMAND'` since the log was cleared."""
         path = self.root / "values/log"
         return path.read_text(errors="surrogateescape").splitlines() if path.exists() else []
 

@@ -10,6 +10,10 @@ from tests.device.cli import Estream, Said
 from tests.device.phone import Phone
 
 LAYOUT = PhoneLayout()
+NO_NPU = (
+    "libonnxruntime_providers_qnn.so found no NPU. Run `estream doctor`, for a phone `estream device doctor`, to see"
+    " what is missing"
+)
 HOSTILE = "a b'c\"; $(touch oops) `id` &.estream"  # name of the package, here and there
 
 

@@ -103,7 +103,7 @@ def _pass_stdin(
                 if breaks(count):
                     stream.connection.drop()
             elif kind == _CLOSE_STDIN:
-                process.stdin.close()
+                break
     if count:
         sent(count)
     with suppress(OSError):

@@ -21,7 +21,15 @@ from estream.version import __version__
 from tests.support.fake_phone import TARGET, FakePhone
 from tests.unit.test_device_push import write_bundle
 
-HELLO = {"estream": 1, "event": "hello", "version": "0.1.0", "python": "3.12.1", "numpy": "2.1", "machine": "x", "pid": 1}
+HELLO = {
+    "estream": 1,
+    "event": "hello",
+    "version": "0.1.0",
+    "python": "3.12.1",
+    "numpy": "2.1",
+    "machine": "x",
+    "pid": 1,
+}
 # What the phone's Python answers: its version, or what its own look found.
 PYTHON = f"""#!/bin/sh
 case "$2" in
@@ -230,7 +238,10 @@ NO_ANSWER = "before it had an answer: noise"
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("echo 'ImportError: no numpy' >&2; exit 1", f"the phone's program ended with status 1 {NO_ANSWER} | ImportError: no numpy"),
+        (
+            "echo 'ImportError: no numpy' >&2; exit 1",
+            f"the phone's program ended with status 1 {NO_ANSWER} | ImportError: no numpy",
+        ),
         ("exit 0", f"the phone's program ended with status 0 {NO_ANSWER}"),
         (f"echo '{json.dumps(ERROR)}'; exit 2", "another version: 1"),
         ('echo \'{"estream": 1, "event": "result", "findings": [{"x": 1}]}\'', "its findings cannot be read"),
