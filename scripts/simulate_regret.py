@@ -28,7 +28,7 @@ from estream.solver.npu import NpuCosts
 from estream.solver.phone import Phone, load_phone
 from estream.solver.search import Search, solve
 from estream.units import format_bytes, format_seconds, parse_size
-from qnn_graphs.htp.build import default_plan
+from scripts.fit_phone import ladder_of
 
 PAIRS = {
     "olmoe-1b-7b": ("500MiB", "700MiB", "1GiB"),
@@ -65,8 +65,7 @@ def measure(phone: Phone, preset: str, memory: str, tokens: int, skew: float) ->
     """One pair."""
     package, profile = outline(preset), phone.profile
     arch, pool, budget = package.architecture, package.pool, parse_size(memory)
-    ladder = default_plan(arch, experts=package.manifest.experts, dense=package.manifest.dense).ladder
-    costs = NpuCosts(phone, sorted(ladder, key=lambda rung: -rung[1]))
+    costs = NpuCosts(phone, ladder_of(preset))
     plan = solve(package, profile, tokens, memory=budget, costs=costs)
     chosen = plan.configuration
     _, resident, _ = dense_bytes(package)

@@ -18,9 +18,9 @@ from estream.errors import MemoryBudgetError
 from estream.package.outline import outline
 from estream.solver.load import draw_counts
 from estream.solver.phone import Phone, load_phone
-from estream.solver.simulate import STRATEGIES, simulate_prefill
+from estream.solver.simulate import SIMULATED, simulate_prefill
 from estream.units import format_bytes, format_seconds, parse_size
-from qnn_graphs.htp.build import default_plan
+from scripts.fit_phone import ladder_of
 
 BUDGETS = {"olmoe-1b-7b": "1GiB", "lfm2.5-8b-a1b": "1.5GiB", "deepseek-v2-lite": "1.75GiB", "qwen3-30b-a3b": "1.87GiB"}
 TOKENS = "256,512,1024,2048,4096"
@@ -39,7 +39,7 @@ def main() -> int:
     rows = [
         cell(phone, preset, strategy, tokens, args.memory or BUDGETS[preset], args.skew)
         for preset in args.presets.split(",")
-        for strategy in STRATEGIES
+        for strategy in SIMULATED
         for tokens in map(int, args.tokens.split(","))
     ]
     print(json.dumps(rows, indent=1) if args.json else "\n".join(table(rows)))
@@ -54,12 +54,10 @@ def cell(phone: Phone, preset: str, strategy: str, tokens: int, memory: str, ske
     package = outline(preset)
     arch = package.architecture
     counts = draw_counts(arch.experts, arch.top_k, tokens, len(package.pool.moe_layers), skew=skew)
-    ladder = default_plan(arch, experts=package.manifest.experts, dense=package.manifest.dense).ladder
-    ladder = tuple(sorted(ladder, key=lambda rung: -rung[1]))
     budget = None if strategy == "resident" else parse_size(memory)
     found = {"preset": preset, "memory": memory, "strategy": strategy, "tokens": tokens}
     try:
-        plan = simulate_prefill(package, phone, tokens, counts, ladder, memory=budget, strategy=strategy)
+        plan = simulate_prefill(package, phone, tokens, counts, ladder_of(preset), memory=budget, strategy=strategy)
     except MemoryBudgetError as refused:
         return found | {"refused": str(refused)}
     return found | {

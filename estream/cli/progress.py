@@ -18,6 +18,7 @@ _COUNTED = {
     "reference": "layers",
     "calibrate": "steps",
     "bench": "prefills",
+    "building graphs": "graphs",
     "writing bundle": "files",
 }
 

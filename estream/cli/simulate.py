@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model, the phone, the prompt and what is decided."""
     from estream.package.presets import PRESETS
     from estream.solver.phone import phones
-    from estream.solver.simulate import STRATEGIES
+    from estream.solver.simulate import SIMULATED
 
     parser.add_argument(
         "model", metavar="PACKAGE|PRESET", help=f"a packed model (NAME.estream), or a shape: {', '.join(PRESETS)}"
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", metavar="N", type=positive, required=True, help="length of the prompt")
     parser.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process, such as 1.5GiB")
     parser.add_argument(
-        "--strategy", choices=tuple(STRATEGIES), default="estream", help="how to prefill (default estream)"
+        "--strategy", choices=tuple(SIMULATED), default="estream", help="how to prefill (default estream)"
     )
     parser.add_argument(
         "--prefetch",
@@ -111,6 +111,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "foreign": [],
             "machine": {**phone.machine, "strategy": args.strategy},
             **plan.to_dict(),
+            "crossover": None,
             "simulated": True,
         }
     )

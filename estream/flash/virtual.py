@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -36,16 +37,29 @@ class Timeline:
     reads: tuple[tuple[int, float, float], ...] = ()
 
 
+class Compute(Protocol):
+    """A compute side that may hold groups: both return seconds of work, and the loads to be released after it."""
+
+    def take(self, load: Load) -> tuple[float, list[Load]]:
+        """The next group was acquired."""
+        ...
+
+    def flush(self) -> tuple[float, list[Load]]:
+        """Flash has no bank left: a held group must go."""
+        ...
+
+
 def simulate(
     machine: Machine,
     needed: Mapping[int, np.ndarray],
     read_time: Callable[[int], float],
-    compute_time: Callable[[Load], float],
+    compute_time: Callable[[Load], float] | Compute,
     dense_time: Callable[[int], float] = lambda layer: 0.0,
 ) -> Timeline:
     """Runs one prefill. needed[layer]: bool [panels_per_layer]. Seconds: `read_time(nbytes)` of a stripe beside those
-    of other lanes, `compute_time(load)` of a group, `dense_time(layer)` before the layer's routes are known.
-    Raises FlashError if neither side can go on (which would be an error of the machine)."""
+    of other lanes, `compute_time(load)` of a group that is released after it (or a `Compute`, which may hold groups),
+    `dense_time(layer)` before the layer's routes are known. Raises FlashError if neither side can go on (which would be
+    an error of the machine)."""
     now = wait_s = busy_s = 0.0
     steps: list[Step] = []
     reads: list[tuple[int, float, float]] = []
@@ -61,13 +75,21 @@ def simulate(
             yield dense_time(layer)
             machine.routes(layer, needed[layer])
             while (answer := machine.acquire(layer)) is not Answer.DONE:
-                if not isinstance(answer, Load):
+                if answer is Answer.WAIT:
                     yield None
                     continue
-                start = now
-                yield compute_time(answer)
-                machine.release(answer)
-                steps.append(Step(layer, answer.index, answer.bank, start, now))
+                start, taken = now, answer if isinstance(answer, Load) else None
+                if callable(compute_time):
+                    assert taken is not None, "nothing is held, and the compute starves"
+                    seconds, done = compute_time(taken), [taken]
+                else:
+                    seconds, done = compute_time.flush() if taken is None else compute_time.take(taken)
+                yield seconds
+                for load in done:
+                    machine.release(load)
+                if seconds > 0:
+                    shown = taken or done[0]
+                    steps.append(Step(layer, shown.index, shown.bank, start, now))
 
     def resume() -> bool:
         """Lets the compute go on; True if it waits now."""

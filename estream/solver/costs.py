@@ -19,6 +19,7 @@ from estream.package.reader import Package
 from estream.routing import split_rows
 from estream.runtime.mock import MockTarget
 from estream.solver.automatic import held_bytes
+from estream.solver.holding import Planned
 from estream.solver.profile import Shape
 
 MAX_ROWS = 512  # of a tile on target cpu
@@ -30,7 +31,8 @@ class Workload:
 
     dense_s: of what comes before each MoE layer's groups (its attention, router and shared expert, and dense layers
     before it). panel_s: per MoE layer, of each panel's tiles, float64 [panels]; 0 for panels without tokens. tail_s:
-    after the last group. fixed_s: of all of it, what dispatches of experts take whatever their rows.
+    after the last group. fixed_s: of all of it, what dispatches of experts take whatever their rows. dispatches: per
+    MoE layer, those that tiles of several panels wait for, beside panel_s; none: a panel's tiles run when it comes.
     """
 
     tokens: int
@@ -38,10 +40,12 @@ class Workload:
     panel_s: tuple[np.ndarray, ...]
     tail_s: float
     fixed_s: float = 0.0
+    dispatches: tuple[tuple[Planned, ...], ...] = ()
 
     @property
     def compute_s(self) -> float:
-        return sum(self.dense_s) + sum(float(seconds.sum()) for seconds in self.panel_s) + self.tail_s
+        dispatches = sum(planned.seconds for layer in self.dispatches for planned in layer)
+        return sum(self.dense_s) + sum(float(seconds.sum()) for seconds in self.panel_s) + dispatches + self.tail_s
 
     def faster(self, times: float) -> Workload:
         """The same work in a fraction of the time."""
@@ -51,6 +55,7 @@ class Workload:
             tuple(seconds / times for seconds in self.panel_s),
             self.tail_s / times,
             self.fixed_s / times,
+            tuple(tuple(Planned(one.seconds / times, one.panels) for one in layer) for layer in self.dispatches),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +13,7 @@ from estream.flash.states import Load
 from estream.flash.virtual import Timeline, simulate
 from estream.package.reader import Package
 from estream.solver.costs import Costs, Workload, workload
+from estream.solver.holding import Holding
 from estream.solver.profile import DeviceProfile, Shape
 
 __all__ = ["Prediction", "Workload", "predict", "workload"]
@@ -74,7 +76,10 @@ def predict(
     def compute_s(load: Load) -> float:
         return slower * float(by_layer[load.layer][list(load.needed or ())].sum()) + costs.group_s
 
-    timeline = simulate(machine, needed, read_s, compute_s, lambda layer: slower * dense[layer])
+    compute: Callable[[Load], float] | Holding = compute_s
+    if work.dispatches:
+        compute = Holding(dict(zip(pool.moe_layers, work.dispatches, strict=True)), compute_s, slower)
+    timeline = simulate(machine, needed, read_s, compute, lambda layer: slower * dense[layer])
     return Prediction(
         ttft_s=timeline.total_s + slower * work.tail_s,
         wait_s=timeline.wait_s,

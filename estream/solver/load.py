@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from estream.errors import UsageError, brief
+from estream.layers.observe import Rows
+from estream.package.layout import PoolLayout
 from estream.small_file import JSON_BYTES, read_small
+from estream.whole_file import write_whole
 
 _DISTINCT = 4  # layers that are drawn; the others repeat them
 
@@ -68,3 +73,26 @@ def read_load(path: Path, experts: int, layers: int, tokens: int) -> list[np.nda
         # An expert that had a token keeps one: which records are read must not hang on rounding.
         found.append(np.where(scaled > 0, np.maximum(np.rint(scaled), 1), 0).astype(np.int64))
     return found
+
+
+class LoadRecorder:
+    """An observer of one prefill (`estream.layers.observe`) that counts rows per expert, for `read_load`."""
+
+    def __init__(self, pool: PoolLayout) -> None:
+        self._pool = pool
+        self.counts = {layer: [0] * pool.experts for layer in pool.moe_layers}
+        self.tokens = 0
+
+    def __call__(
+        self, layer: int, graph: str, rows: Rows, arrays: Mapping[str, np.ndarray], panel: int | None = None
+    ) -> None:
+        if graph == "input":
+            self.tokens = len(arrays["hidden"])
+        elif graph == "expert" and panel is not None and panel % self._pool.panels_per_expert == 0:
+            self.counts[layer][panel // self._pool.panels_per_expert] += len(arrays["y"])
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the whole file or none. Raises UsageError where `path` is no regular file, OSError."""
+        counts = [self.counts[layer] for layer in self._pool.moe_layers]
+        load = {"format": LOAD_FORMAT, "version": LOAD_VERSION, "tokens": self.tokens, "counts": counts}
+        write_whole(path, json.dumps(load) + "\n")

@@ -21,6 +21,7 @@ from estream.package.layout import INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.solver.automatic import held_bytes
 from estream.solver.costs import Workload
+from estream.solver.holding import Planned
 from estream.solver.phone import Phone
 
 _HALF, _SINGLE = 2, 4  # bytes
@@ -41,8 +42,7 @@ class NpuCosts:
     group_s: float = 0.0  # its dispatches are all that a group costs
 
     def workload(self, package: Package, tokens: int, counts: Sequence[np.ndarray]) -> Workload:
-        """Each dispatch counts for the panel whose arrival completes it; unpacking, gathering and adding for their
-        own."""
+        """Dispatches run when their last tile has come (holding.py); unpacking, gathering and adding are a panel's."""
         arch, phone = package.architecture, self.phone
         mixers = {plan: self._mixer(package, plan, tokens) for plan in {(one.mixer, one.window) for one in arch.layers}}
         router = 2 * tokens * arch.hidden * arch.router_width / phone.matrix_flops
@@ -57,16 +57,20 @@ class NpuCosts:
             else:
                 dense.append(waiting + router + shared)
                 waiting = 0.0
-        panel_s, dispatches = [], 0
-        seen: dict[bytes, tuple[np.ndarray, int]] = {}  # drawn loads repeat
+        found = []
+        seen: dict[bytes, tuple[np.ndarray, tuple[Planned, ...]]] = {}  # drawn loads repeat
         for layer in counts:
             key = np.asarray(layer, np.int64).tobytes()
             if key not in seen:
                 seen[key] = self._experts(package, [int(rows) for rows in layer], package.pool.panels_per_expert)
-            panel_s.append(seen[key][0])
-            dispatches += seen[key][1]
+            found.append(seen[key])
         return Workload(
-            tokens, tuple(dense), tuple(panel_s), waiting + self._head_s(package), dispatches * phone.dispatch_s
+            tokens,
+            tuple(dense),
+            tuple(seconds for seconds, _ in found),
+            waiting + self._head_s(package),
+            sum(len(planned) for _, planned in found) * phone.dispatch_s,
+            tuple(planned for _, planned in found),
         )
 
     def held(self, package: Package, base_bytes: int, tokens: int) -> int:
@@ -78,17 +82,18 @@ class NpuCosts:
         vectors, _, _ = dense_bytes(package)
         return held_bytes(base_bytes + vectors, tokens * row + rings, 0, arch, tokens)
 
-    def _experts(self, package: Package, counts: Sequence[int], per_expert: int) -> tuple[np.ndarray, int]:
-        """Seconds of each panel, float64 [experts · per_expert], and the number of dispatches."""
+    def _experts(
+        self, package: Package, counts: Sequence[int], per_expert: int
+    ) -> tuple[np.ndarray, tuple[Planned, ...]]:
+        """Seconds of each panel beside dispatches, float64 [experts · per_expert], and the dispatches."""
         arch, phone = package.architecture, self.phone
         rows = np.repeat(np.asarray(counts, np.float64), per_expert)
-        seconds = np.where(rows > 0, self._unpack_s(package, package.pool.panel.scheme, panel_weights(package)), 0.0)
-        # An expert's rows are gathered once, with its first panel, and its results added once.
-        seconds[::per_expert] += np.asarray(counts) * arch.hidden * _GATHERED / phone.vector_bytes_per_s
+        # An expert's rows are gathered once and its results added once, whatever the number of its panels.
+        seconds = rows / per_expert * arch.hidden * _GATHERED / phone.vector_bytes_per_s
+        seconds[rows > 0] += self._unpack_s(package, package.pool.panel.scheme, panel_weights(package))
+        each = [self._dispatch_s(package, slots, size) for slots, size in self.ladder]
         planned = plan_layer(counts, per_expert, self.ladder)
-        for dispatch in planned:
-            seconds[dispatch.tiles[-1][0]] += self._dispatch_s(package, *self.ladder[dispatch.rung])
-        return seconds, len(planned)
+        return seconds, tuple(Planned(each[one.rung], tuple(panel for panel, _ in one.tiles)) for one in planned)
 
     def _dispatch_s(self, package: Package, slots: int, rows: int) -> float:
         """One call: empty slots compute and read, too."""
@@ -99,7 +104,10 @@ class NpuCosts:
 
     def _record_s(self, package: Package, tokens: int, panels: int) -> float:
         """Every token through a shared expert or a dense FFN."""
-        return float(self._experts(package, [tokens], panels)[0].sum()) if panels else 0.0
+        if not panels:
+            return 0.0
+        seconds, planned = self._experts(package, [tokens], panels)
+        return float(seconds.sum()) + sum(one.seconds for one in planned)
 
     def _unpack_s(self, package: Package, scheme: str, weights: float) -> float:
         """Integers are read and written as float16; a panel's bytes are as stored, a dense matrix's one per weight."""

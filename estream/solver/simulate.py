@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,26 +13,11 @@ from estream.package.reader import Package
 from estream.solver.npu import NpuCosts
 from estream.solver.phone import Phone
 from estream.solver.search import Plan, solve
+from estream.strategies import find_strategy
 
-
-@dataclass(frozen=True)
-class Strategy:
-    """What a way of prefilling decides; None: left to the solver. group: the unit of reading is one expert, or a whole
-    layer, two of them in the arena. padded: every expert computes as many rows as the prompt has."""
-
-    prefetch: str | None = None
-    group: Literal["expert", "layer"] | None = None
-    resident: bool = False
-    padded: bool = False
-
-
-STRATEGIES = {
-    "estream": Strategy(),
-    "on-demand": Strategy(prefetch="on-demand", group="expert"),
-    "layer-streaming": Strategy(prefetch="before-routing", group="layer"),
-    "padded": Strategy(prefetch="before-routing", padded=True),
-    "resident": Strategy(resident=True),
-}
+# Of `estream.strategies`: those that pages, tiles and dispatches tell apart. cpu-only is no phone's NPU; expert graphs
+# of a model that a phone runs are beyond its contexts; what npumoe drops depends on the routing of real text.
+SIMULATED = ("estream", "on-demand", "layer-streaming", "padded", "resident")
 
 
 def simulate_prefill(
@@ -52,18 +36,13 @@ def simulate_prefill(
 
     Raises UsageError for an unknown strategy or one that excludes `prefetch`, MemoryBudgetError as `solve`.
     """
-    if strategy not in STRATEGIES:
-        raise UsageError("unknown strategy", asked=strategy, had=", ".join(STRATEGIES))
-    way, pool = STRATEGIES[strategy], package.pool
-    if prefetch is not None and (way.resident or way.prefetch not in (None, prefetch)):
-        raise UsageError(
-            f"--strategy {strategy} and --prefetch {prefetch} exclude each other",
-            had=f"{strategy} has no prefetch" if way.resident else f"prefetch is {way.prefetch}",
-            next_step="Leave one of the two out",
-        )
-    if way.padded:
+    if strategy not in SIMULATED:
+        raise UsageError("unknown strategy, or one that is not simulated", asked=strategy, had=", ".join(SIMULATED))
+    values: dict[str, Any] = find_strategy(strategy).resolve(
+        {} if prefetch is None else {"prefetch": prefetch}, package.pool
+    )
+    if strategy == "padded":
         counts = [np.full(len(layer), tokens) for layer in counts]
-    sizes = {"expert": pool.panels_per_expert, "layer": pool.panels_per_layer}
     return solve(
         package,
         phone.profile,
@@ -71,8 +50,6 @@ def simulate_prefill(
         memory=memory,
         counts=counts,
         costs=NpuCosts(phone, ladder),
-        group=sizes[way.group] if way.group else None,
-        banks=2 if way.group == "layer" else None,
-        prefetch=way.prefetch or prefetch,
-        resident="all" if way.resident else "none",
+        **{name: values[name] for name in ("group", "banks", "resident") if name in values},
+        prefetch=values.get("prefetch", prefetch),
     )

@@ -1,13 +1,10 @@
-"""Phones' files, the NPU's cost model, simulated prefills, and how far published times are met."""
+"""The NPU's cost model, simulated prefills, strategies, and how far published times are met."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
-from importlib import resources
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from estream.cli.main import main
 from estream.errors import MemoryBudgetError, UsageError
+from estream.flash.states import Load
 from estream.package.outline import outline
 from estream.package.presets import PRESETS
-from estream.package.reader import Package
-from estream.package.synth import synthesize
-from estream.solver.load import draw_counts, read_load
+from estream.solver.holding import Holding, Planned
+from estream.solver.latency import predict
+from estream.solver.load import draw_counts
 from estream.solver.npu import NpuCosts, panel_weights
-from estream.solver.phone import Phone, load_phone, phones, read_phone
-from estream.solver.profile import ProfileError
+from estream.solver.phone import Phone, load_phone, phones
 from estream.solver.search import Plan
-from estream.solver.simulate import STRATEGIES, simulate_prefill
-from scripts import fit_phone
+from estream.solver.simulate import SIMULATED, simulate_prefill
+from scripts import fit_phone, simulate_regret
 
 LADDER = ((1, 256), (2, 128), (8, 32))
 MODEL = "olmoe-1b-7b"
@@ -67,19 +63,50 @@ def test_dispatches_are_priced_by_products_or_traffic() -> None:
     counts = np.zeros(64, np.int64)
     counts[3], counts[5] = 256, 32
     work = NpuCosts(phone, LADDER).workload(package, 256, [counts] * 16)
-    layer = work.panel_s[0]
-    assert np.flatnonzero(layer).tolist() == [3, 5]
     large = 1e-4 + max(2 * 256 * weights / 1e12, (panel + 4 * 256 * hidden) / 1e10)
     small = 1e-4 + max(2 * 256 * weights / 1e12, 8 * (panel + 4 * 32 * hidden) / 1e10)
-    assert layer[3] == pytest.approx(large + 256 * hidden * 14 / 1e10)
-    assert layer[5] == pytest.approx(small + 32 * hidden * 14 / 1e10)
-    assert small > large and work.fixed_s == pytest.approx(2 * 16 * 1e-4)
+    assert small > large
+    first, second = work.dispatches[0]
+    assert (first.panels, second.panels) == ((3,), (5,))
+    assert first.seconds == pytest.approx(large) and second.seconds == pytest.approx(small)
+    assert np.flatnonzero(work.panel_s[0]).tolist() == [3, 5]
+    assert work.panel_s[0][3] == pytest.approx(256 * hidden * 14 / 1e10)
+    assert work.panel_s[0][5] == pytest.approx(32 * hidden * 14 / 1e10)
+    assert work.fixed_s == pytest.approx(2 * 16 * 1e-4)
+
+
+def test_dispatches_wait_for_their_tiles_and_hold_their_groups() -> None:
+    """Panels 0 and 1 share a dispatch, 1 and 2 another; panel 3 has its own."""
+    planned = (Planned(10.0, (0, 1)), Planned(20.0, (1, 2)), Planned(5.0, (3,)))
+    loads = [Load(0, index, index, 0, (index,), (index,)) for index in range(4)]
+    whole = Holding({0: planned}, lambda load: 1.0, 1.0)
+    assert [whole.take(load) for load in loads] == [
+        (1.0, []),
+        (11.0, [loads[0]]),
+        (21.0, [loads[1], loads[2]]),
+        (6.0, [loads[3]]),
+    ]
+    starved = Holding({0: planned}, lambda load: 1.0, 2.0)
+    assert starved.take(loads[0]) == (1.0, []) and starved.flush() == (20.0, [loads[0]])
+    assert starved.take(loads[1]) == (21.0, []) and starved.take(loads[2]) == (41.0, [loads[1], loads[2]])
+
+
+def test_few_banks_cost_dispatches_with_empty_slots() -> None:
+    """40 rows of every expert: tiles of 32 and 8, eight slots a dispatch, but two banks hold two experts."""
+    package, costs = outline(MODEL), NpuCosts(golden(), LADDER)
+    work = costs.workload(package, 320, [np.full(64, 40)] * 16)
+    profile = replace(golden(), flash_bytes_per_s=1e14).profile
+    few, many = (
+        predict(package, profile, costs, work, group=1, banks=banks, lanes=1, prefetch="before-routing")
+        for banks in (2, 64)
+    )
+    assert many.ttft_s == pytest.approx(work.compute_s, rel=0.01) and few.ttft_s > 1.5 * many.ttft_s
 
 
 def test_integers_are_unpacked_once() -> None:
     """512 rows are two tiles; what int4 adds to float16 is one pass over the panel, read as stored and written."""
     phone, counts = golden(), [np.full(64, 512)] * 16
-    costs = NpuCosts(replace(phone, ddr_bytes_per_s=1e15), LADDER)
+    costs = NpuCosts(phone, LADDER)
     seconds = {}
     for scheme in ("f16", "int4"):
         package = outline(MODEL, experts=scheme)
@@ -136,7 +163,7 @@ def test_a_simulated_prefill_is_bound_by_what_is_slow() -> None:
 RATES = ("matrix_flops", "vector_bytes_per_s", "ddr_bytes_per_s", "flash_bytes_per_s", "row_reads_bytes_per_s")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(name=st.sampled_from(RATES), times=st.floats(1.05, 8), tokens=st.sampled_from((64, 300, 1500)))
 def test_a_faster_phone_is_never_slower(name: str, times: float, tokens: int) -> None:
     phone = load_phone("oneplus15")
@@ -151,40 +178,6 @@ def test_longer_prompts_take_longer_and_more_memory_does_not() -> None:
     assert times == sorted(times)
     budgets = [simulated(phone, 1024, memory=size << 20).prediction.ttft_s for size in (600, 800, 1200)]
     assert all(later <= sooner * 1.006 for sooner, later in pairwise(budgets))
-
-
-@pytest.mark.parametrize("name", phones())
-def test_every_figure_of_a_phone_has_a_source(name: str) -> None:
-    text = resources.files("estream.solver").joinpath("phones", f"{name}.json").read_text()
-    phone, raw = read_phone(name, text), json.loads(text)
-    assert phone.machine["device"] == name and isinstance(phone.machine["fitted"], bool)
-    words = ("published", "fitted", "derived", "assumed")
-    for figure in raw["figures"].values():
-        assert figure["source"].startswith(words)
-    assert phone.machine["fitted"] == any(f["source"].startswith("fitted") for f in raw["figures"].values())
-    sizes = [phone.profile.bytes_per_s(size, 2) for size in (1 << 18, 1 << 20, 1 << 22, 1 << 24)]
-    assert all(smaller <= larger * (1 + 1e-9) for smaller, larger in pairwise(sizes))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda raw: raw.update(version=2), "its format"),
-        (lambda raw: raw["figures"].pop("dispatch_s"), "the figures"),
-        (lambda raw: raw["figures"].update(more={}), "the figures"),
-        (lambda raw: raw["figures"]["dispatch_s"].pop("source"), "dispatch_s must have"),
-        (lambda raw: raw["figures"]["dispatch_s"].update(source=""), "dispatch_s has no source"),
-        (lambda raw: raw["figures"]["dispatch_s"].update(value=0), "dispatch_s must be a positive number"),
-        (lambda raw: raw["figures"]["dispatch_s"].update(unit="ms"), "dispatch_s is in 'ms'"),
-        (lambda raw: raw["figures"]["flash_by_size"].update(value={"4096": 2}), "flash_by_size must be shares"),
-        (lambda raw: raw["figures"]["flash_by_size"].update(value={"x": 1}), "flash_by_size must be shares"),
-    ],
-)
-def test_a_phone_that_is_none_is_refused(change: Any, words: str) -> None:
-    raw = json.loads(resources.files("estream.solver").joinpath("phones", "oneplus15.json").read_text())
-    change(raw)
-    with pytest.raises(ProfileError, match=words):
-        read_phone("x", json.dumps(raw))
 
 
 def test_unknown_phones_and_strategies_are_refused() -> None:
@@ -204,7 +197,7 @@ def test_a_strategy_excludes_what_it_stands_against(strategy: str, prefetch: str
 
 def test_strategies_read_and_compute_what_they_stand_for() -> None:
     phone = load_phone("oneplus15")
-    plans = {name: simulated(phone, 512, memory=1 << 30, strategy=name) for name in STRATEGIES if name != "resident"}
+    plans = {name: simulated(phone, 512, memory=1 << 30, strategy=name) for name in SIMULATED if name != "resident"}
     layer = outline(MODEL).pool.panels_per_layer
     sizes = {name: (plan.configuration.group, plan.configuration.banks) for name, plan in plans.items()}
     assert sizes["on-demand"][0] == 1 and sizes["layer-streaming"] == (layer, 2)
@@ -234,6 +227,14 @@ def test_published_times_that_were_held_out_are_met() -> None:
             assert abs(error) <= 0.03, figure.name
 
 
+def test_the_command_with_its_defaults_meets_them_too() -> None:
+    """With this project's own int4 records and no budget."""
+    phone = load_phone(fit_phone.DEVICE)
+    for figure in fit_phone.FIGURES:
+        seconds = simulated(phone, figure.tokens, figure.preset).prediction.ttft_s
+        assert abs(seconds / figure.seconds - 1) <= 0.11, figure.name
+
+
 def test_bubbles_of_the_prefetch_modes_have_the_published_order_and_rough_size() -> None:
     found = fit_phone.bubbles(load_phone(fit_phone.DEVICE))
     assert found["on-demand"] > found["after-routing"] > found["before-routing"]
@@ -241,90 +242,29 @@ def test_bubbles_of_the_prefetch_modes_have_the_published_order_and_rough_size()
         assert 0.5 < rate / fit_phone.BUBBLES[mode] < 2, mode
 
 
-def test_an_outline_lays_out_what_synth_writes(tmp_path: Path) -> None:
-    synthesize(MODEL, tmp_path / "m.estream", experts="int4", layers=1)
-    written, there = Package.open(tmp_path / "m.estream"), outline(MODEL)
-    assert written.pool.panel == there.pool.panel and written.pool.panels_per_expert == there.pool.panels_per_expert
-    assert written.head_width == there.head_width
-    own = {name: (tensor.shape, tensor.dtype) for name, tensor in there.dense.items()}
-    assert all(own[name] == (tensor.shape, tensor.dtype) for name, tensor in written.dense.items())
-    with pytest.raises(UsageError, match="Did you mean olmoe-1b-7b"):
-        outline("olmoe")
-
-
-def recorded(path: Path, **changes: Any) -> Path:
-    counts = [[8] * 64 for _ in range(16)]
-    path.write_text(json.dumps({"format": "estream-load", "version": 1, "tokens": 64, "counts": counts, **changes}))
-    return path
-
-
-def test_recorded_loads_are_read_and_scaled(tmp_path: Path) -> None:
-    counts = [[1] + [0] * 63, *([8] * 64 for _ in range(15))]
-    found = read_load(recorded(tmp_path / "l.json", counts=counts), 64, 16, 128)
-    assert found[0].tolist() == [2] + [0] * 63 and found[1].tolist() == [16] * 64
-    assert read_load(tmp_path / "l.json", 64, 16, 8)[0][0] == 1  # an expert that was needed stays so
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"version": 2}, "its format"),
-        ({"tokens": 0}, "tokens"),
-        ({"tokens": True}, "tokens"),
-        ({"counts": 3}, "counts .asked 16 MoE layers, had no list"),
-        ({"counts": [[8] * 64] * 15}, "counts .asked 16 MoE layers, had 15"),
-        ({"counts": [[8] * 63] * 16}, "counts of MoE layer 0 .asked 64 experts"),
-        ({"counts": [[8.5] * 64] * 16}, "whole numbers of 0 to 64"),
-        ({"counts": [[65] * 64] * 16}, "whole numbers of 0 to 64"),
-    ],
-)
-def test_a_load_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        read_load(recorded(tmp_path / "l.json", **changes), 64, 16, 128)
-
-
-def test_the_command_prints_the_keys_of_plan_and_says_simulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from estream.package.synth import synthesize_small
-    from tests.unit.test_solver import profile
-
-    synthesize_small(tmp_path / "small.estream")
-    profile(Package.open(tmp_path / "small.estream")).write(tmp_path / "p.json")
-    assert (
-        main(
-            ["plan", str(tmp_path / "small.estream"), "--tokens", "64", "--profile", str(tmp_path / "p.json"), "--json"]
-        )
-        == 0
-    )
-    plan = json.loads(capsys.readouterr().out)
-    arguments = ["simulate", MODEL, "--device", "oneplus15", "--tokens", "1024"]
-    picture = tmp_path / "t.svg"
-    assert main([*arguments, "--json", "--plot", str(picture), "--memory", "1GiB"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert list(said) == [*plan, "simulated"] and said["simulated"] is True
-    assert said["machine"]["device"] == "oneplus15" and said["peak_bytes"] <= 1 << 30
-    assert "simulated" in picture.read_text() and picture.read_text().startswith("<svg")
-    assert main([*arguments, "--load", str(recorded(tmp_path / "l.json")), "--quiet"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and all(line.endswith("| simulated") for line in lines)
-    assert main(["simulate", str(tmp_path / "small.estream"), "--device", "oneplus12", "--tokens", "64"]) == 0
-    told = capsys.readouterr()
-    assert "simulated: nothing was measured; its figures were not fitted" in told.out + told.err
-    assert main(["simulate", "none.estream", "--device", "oneplus15", "--tokens", "64"]) == 2
-    assert "no such package or preset" in capsys.readouterr().err
-    both = ["simulate", str(tmp_path / "small.estream"), "--device", "oneplus15", "--tokens", "64", "--experts", "int8"]
-    assert main(both) == 2 and "a package has its schemes" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 @pytest.mark.parametrize("device", phones())
 def test_every_preset_runs_on_every_phone(preset: str, device: str) -> None:
-    experts = "int4" if preset != "gpt-oss-20b" else "int8"
-    package = outline(preset, experts=experts)
+    package = outline(preset)
     arch = package.architecture
     counts = draw_counts(arch.experts, arch.top_k, 300, len(arch.moe_layers))
     begun = time.process_time()
     plan = simulate_prefill(package, load_phone(device), 300, counts, LADDER)
     assert time.process_time() - begun < 1
     assert 0.01 < plan.prediction.ttft_s < 100 and 0 <= plan.prediction.bubble_rate < 1
+
+
+def test_the_choice_is_near_the_best_of_every_configuration() -> None:
+    """docs/simulation.md holds all twelve pairs; this budget leaves room for a few banks."""
+    found = simulate_regret.measure(load_phone("oneplus15"), MODEL, "700MiB", 1024, skew=1.0)
+    assert found["configurations"] > 80 and 0 <= found["regret"] <= simulate_regret.MOST
+
+
+def test_estream_in_less_memory_than_a_layer_reads_smaller_groups() -> None:
+    """The smallest budgets page the dense weights, too, and are kept."""
+    phone = load_phone("oneplus15")
+    with pytest.raises(MemoryBudgetError, match=r"smallest budget that works is --memory \d+") as refused:
+        simulated(phone, 512, memory=200 << 20)
+    least = int(str(refused.value).split("--memory ")[1].split()[0])
+    plan = simulated(phone, 512, memory=least)
+    assert plan.peak_bytes <= least and plan.configuration.dense_weights == "paged" and plan.configuration.group == 1
