@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from estream.cli.bench_child import Job, run_apart
 from estream.cli.console import Console
 from estream.cli.options import add_json, add_soc, folder, positive, size, whole
 from estream.cli.progress import Progress
@@ -63,7 +64,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Measures round by round and prints a table. Status 1 where no strategy ran, 2 where all were called wrongly."""
     import tempfile
 
-    from estream.cli.bench_child import measure
     from estream.package.reader import Package
     from estream.prompt import longest_prompt
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 done += 1
                 if cell.failure is None:
                     file = Path(scratch, f"{cell.strategy.name}-{cell.tokens}.npy")
-                    cell.add(measure(_job(args, cell, file)), file)
+                    cell.add(run_apart(_job(args, cell, package.architecture.vocab, file)), file)
         progress("bench", total, total)
     for cell in cells:
         cell.compare(next((one for one in cells if one.tokens == cell.tokens and one.runs), None))
@@ -103,23 +103,23 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 2 if all(cell.usage for cell in cells) else 1
 
 
-def _job(args: argparse.Namespace, cell: Cell, logits: Path) -> dict[str, Any]:
+def _job(args: argparse.Namespace, cell: Cell, vocab: int, logits: Path) -> Job:
+    import numpy as np
+
     backend = str(cell.strategy.options.get("backend", args.backend))
-    engine = {
-        "backend": backend,
-        "soc": args.soc if backend == "htp" else None,
-        "memory": args.memory,
-        "threads": args.threads,
-        "pinned": 0,  # what one prefill pins, only a second one would find
-        "strategy": cell.strategy.name,
-    }
-    return {
-        "package": str(args.package),
-        "tokens": cell.tokens,
-        "seed": args.seed,
-        "logits": str(logits),
-        "engine": engine,
-    }
+    return Job(
+        package=str(args.package),
+        ids=np.random.default_rng(args.seed).integers(0, vocab, cell.tokens).tolist(),
+        options={
+            "backend": backend,
+            "soc": args.soc if backend == "htp" else None,
+            "memory": args.memory,
+            "threads": args.threads,
+            "pinned": 0,  # what one prefill pins, only a second one would find
+            "strategy": cell.strategy.name,
+        },
+        logits=str(logits),
+    )
 
 
 class Cell:
@@ -130,16 +130,17 @@ class Cell:
         self.strategy, self.tokens = strategy, tokens
         self.runs: list[dict[str, Any]] = []
         self.failure: str | None = None
-        self.usage = self.refused = False
+        self.refused = self.usage = False
         self.deviation: float | None = None
         self._logits: Any = None
 
     def add(self, answer: dict[str, Any], file: Path) -> None:
-        """What `measure` gave. A failure ends the cell."""
+        """What `run_apart` gave. A failure ends the cell."""
         import numpy as np
 
-        if "error" in answer:
-            self.failure, self.usage, self.refused = (answer[key] for key in ("error", "usage", "refused"))
+        if "stats" not in answer:
+            self.refused, self.usage = "refused" in answer, answer.get("usage", False)
+            self.failure = answer["refused" if self.refused else "failed"]
             return
         self.runs.append(answer)
         self._logits = np.load(file)

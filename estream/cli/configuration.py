@@ -72,5 +72,5 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "dense",
         "verify_reads",
     )
-    named = {name: getattr(args, name) for name in (*target, *paging, "verify_reads")}
+    named = {name: getattr(args, name) for name in (*target, *paging)}
     return {**named, "direct_io": not args.no_direct_io}

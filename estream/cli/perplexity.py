@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from estream.cli import prompt
+from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console, table
-from estream.cli.options import add_json, add_soc, file, folder, positive, size
+from estream.cli.options import add_json, file, folder, positive
 from estream.cli.progress import Progress
 from estream.units import format_tokens
 
@@ -27,12 +28,12 @@ DESCRIPTION = (
     "the first run are kept in the folder for temporary files ($TMPDIR): tokens x vocabulary x 4 bytes."
 )
 EXAMPLE = """  estream perplexity olmoe.estream --text book.txt --tokens 512 --limit 16
-  estream perplexity olmoe.estream --text book.txt --backend htp --limit 1 --agreement --json"""
+  estream perplexity olmoe.estream --text book.txt --strategy padded --limit 1 --agreement --json"""
 WINDOW = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the package, the text, the windows and the target."""
+    """Adds the package, the text, the windows, the target and the configuration."""
     parser.add_argument("package", metavar="PACKAGE", type=folder, help="a packed model (NAME.estream)")
     text = parser.add_argument_group("text (exactly one)").add_mutually_exclusive_group(required=True)
     text.add_argument("--text", metavar="F", type=file, help="UTF-8 text from a file (- for stdin)")
@@ -45,13 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", metavar="W", type=positive, help="at most so many windows (default: the whole text)")
     parser.add_argument("--agreement", action="store_true", help="also compare with the float32 reference lowering")
-    run = parser.add_argument_group("target")
-    run.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="where the graphs run (default cpu)")
-    add_soc(run)
-    run.add_argument("--reference", action="store_true", help="dequantise, then multiply in float32")
-    run.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
-    run.add_argument("--memory", metavar="SIZE", type=size, help="budget of the whole process: 1.5GiB, 800M")
-    run.add_argument("--strategy", metavar="NAME", help="how the text is run (default estream)")
+    add_target(parser)
+    add_paging(parser)
     add_json(parser)
 
 
@@ -74,26 +70,22 @@ def run(args: argparse.Namespace, console: Console) -> int:
     ids = _ids(args)
     windows = split_windows(check_prompt(ids, arch, len(ids)), length, args.limit)
     used = sum(map(len, windows))
-    common = {"threads": args.threads, "max_tokens": len(windows[0])}
-    strategy: dict[str, Any] = {} if args.strategy is None else {"strategy": args.strategy}
+    longest = len(windows[0])
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(console))
-        open_engine = partial(
-            Engine,
-            args.package,
-            args.backend,
-            args.memory,
-            soc=args.soc,
-            reference=args.reference,
-            progress=_Layers(progress, "perplexity", len(windows)),
-            **strategy,
-            **common,
-        )
+        layers = _Layers(progress, "perplexity", len(windows))
+        open_engine = partial(Engine, args.package, **engine_options(args), max_tokens=longest, progress=layers)
         near: Agreement | None = None
         if args.agreement:
-            reference_progress = _Layers(progress, "reference", len(windows))
+            layers = _Layers(progress, "reference", len(windows))
             open_reference = partial(
-                Engine, args.package, "cpu", args.memory, reference=True, progress=reference_progress, **common
+                Engine,
+                args.package,
+                memory=args.memory,
+                reference=True,
+                threads=args.threads,
+                max_tokens=longest,
+                progress=layers,
             )
             quality, near = agreement(partial(_opened, open_engine, package), open_reference, windows)
         else:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from estream import Engine
+from estream.cli.bench_child import Job, run_apart
 from estream.cli.main import main
 from estream.errors import UsageError
+from estream.quality import perplexity, split_windows
 from tests.support.packages import packed
 from tests.support.tiny_checkpoints import prompt
 
@@ -133,3 +135,15 @@ def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(package), "--strategy", "per-expert-graph", "--tokens", "3", "--rounds", "1"]) == 2
     printed = capsys.readouterr().out
     assert "refused" in printed and "per-expert-graph, 3 tokens: --strategy per-expert-graph needs" in printed
+
+
+def test_measurements_apart(tmp_path: Path) -> None:
+    package, _ = packed(tmp_path, "olmoe")
+    ids = [1, 2, 3, 4, 5]
+    found = run_apart(Job(str(package), ids, {"strategy": "on-demand"}, first=2, logits=str(tmp_path / "logits.npy")))
+    assert found["stats"]["rows_useful"] % len(ids) == 0 < found["first_ttft_s"], "of the second prefill"
+    with Engine(package) as engine:
+        assert np.array_equal(np.load(tmp_path / "logits.npy"), engine.prefill(ids).logits)
+        expected = perplexity(engine, split_windows(ids, 3))
+    quality = run_apart(Job(str(package), ids, window=3))["quality"]
+    assert (quality["perplexity"], quality["predicted"]) == (expected.perplexity, 3)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from estream.cli import bench_child
+from estream.cli.bench_child import Job, run_apart
 from scripts import bench_strategies
-from scripts.bench import one_run
-from scripts.bench.one_run import Job
 from scripts.bench.strategy_table import markdown, simulated
+
+TEXT = [5, 4, 3]
 
 
 def stats(ttft_s: float, **more: Any) -> dict[str, Any]:
@@ -37,15 +40,18 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, packages: list[Path], *op
 
     def run_apart(job: Job, enter: object) -> dict[str, Any]:
         measured.append(job)
-        if job.kind == "perplexity":
+        if job.window is not None:
             return {"quality": {"perplexity": 41.5, "predicted": 255, "tokens": 256}}
-        strategy = job.options.get("strategy", "estream")
-        if strategy == "per-expert-graph":
-            return {"refused": "240 contexts are too many"}
-        if strategy == "padded" and len(measured) < 4:
-            return {"failed": "status -9: said nothing"}
+        if job.options["strategy"] == "per-expert-graph":
+            return {"refused": "240 contexts are too many", "usage": True}
+        if job.options["strategy"] == "padded" and len(measured) < 4:
+            return {"failed": "the process was killed by SIGKILL"}
         return stats(float(len(measured)))
 
+    package = SimpleNamespace(architecture=SimpleNamespace(vocab=10))
+    letters = SimpleNamespace(encode=lambda text: TEXT)
+    monkeypatch.setattr(bench_strategies, "Package", SimpleNamespace(open=lambda path: package))
+    monkeypatch.setattr(bench_strategies, "Tokenizer", SimpleNamespace(open=lambda path: letters))
     monkeypatch.setattr(bench_strategies, "run_apart", run_apart)
     command = ["bench", *map(str, packages), "--out", str(folder / "out.jsonl"), "--memory", "1GiB", *options]
     monkeypatch.setattr(sys, "argv", command)
@@ -58,7 +64,7 @@ def test_strategies_are_interleaved_and_each_round_begins_with_another(
 ) -> None:
     options = ("--strategies", "estream,padded,resident", "--tokens", "8,16", "--rounds", "2", "--window", "99")
     found = run(monkeypatch, tmp_path, packages, *options, "--with", "padded:group=4")
-    order = [(job.options.get("strategy", "estream"), job.tokens) for job in found[:6]]
+    order = [(job.options["strategy"], len(job.ids)) for job in found[:6]]
     assert order == [
         ("estream", 8),
         ("padded", 8),
@@ -67,16 +73,28 @@ def test_strategies_are_interleaved_and_each_round_begins_with_another(
         ("resident", 8),
         ("estream", 8),
     ]
-    assert [job.kind for job in found].count("perplexity") == 3, "of the package with a tokenizer only"
-    assert {job.tokens for job in found if job.kind == "perplexity"} == {99}
-    assert {(Path(job.package).name, job.text and Path(job.text).name) for job in found} == {
-        ("derived.estream", "evaluation.txt"),
-        ("random.estream", None),
-    }
+    derived, other = str(packages[0]), str(packages[1])
+    windows = [(job.package, job.window, job.ids) for job in found if job.window is not None]
+    assert windows == [(derived, 99, TEXT)] * 3, "of the package with a tokenizer only"
+    prompts = {(job.package, *job.ids) for job in found if job.window is None and len(job.ids) == 8}
+    assert prompts == {(derived, 5, 4, 3, 5, 4, 3, 5, 4), (other, 8, 6, 5, 2, 3, 0, 0, 0)}
     common = {"backend": "cpu", "pinned": 0, "threads": None}
-    assert found[0].options == common | {"memory": 1 << 30}
+    assert found[0].options == common | {"memory": 1 << 30, "strategy": "estream"}
     assert found[1].options == common | {"memory": 1 << 30, "group": 4, "strategy": "padded"}
     assert found[2].options == common | {"memory": None, "strategy": "resident"}
+
+
+def test_fewer_rounds_and_a_short_first_prefill(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packages: list[Path]
+) -> None:
+    options = ("--strategies", "estream,padded,on-demand", "--tokens", "8", "--rounds", "3", "--first", "2")
+    found = run(monkeypatch, tmp_path, packages[1:], *options, "--only", "padded:1", "--only", "on-demand:0")
+    assert [job.options["strategy"] for job in found] == ["estream", "padded", "estream", "estream"]
+    assert {job.first for job in found} == {2}
+    assert len(run(monkeypatch, tmp_path, packages[1:], *options[:-2], "--only", "on-demand:0")) == 6, "not the same"
+    for text in ("padded", "padded:", ":1", "padded:x"):
+        with pytest.raises(SystemExit, match="STRATEGY:ROUNDS"):
+            bench_strategies._only([text])
 
 
 def test_what_is_there_is_not_measured_again(
@@ -102,7 +120,7 @@ def test_what_is_there_is_not_measured_again(
         "| padded | 8 | 6.50 s | 4.00 s to 9.00 s (2) | 0.650 | 1.250 | 12.50% | 512 MiB | 41.500 (255 tokens) |",
         "| per-expert-graph | 8 | refused | " + " | ".join(["not measured"] * 6) + " |",
         "",
-        "padded, failed: status -9: said nothing",
+        "padded, failed: the process was killed by SIGKILL",
         "per-expert-graph, refused: 240 contexts are too many",
     ]
     (packages[0] / "model.json").write_text("packed again")
@@ -149,10 +167,17 @@ def test_simulations_join_and_say_that_they_are(tmp_path: Path) -> None:
         simulated(path)
 
 
-def test_a_refusal_is_a_result_and_a_crash_a_failure(tmp_path: Path) -> None:
-    job = Job("prefill", str(tmp_path / "absent.estream"), 4, None)
-    assert "absent.estream" in one_run.run_apart(job)["refused"]
-    assert one_run.run_apart(Job("perplexity", str(tmp_path), 4, None))["failed"] == "status 1: AssertionError"
+def test_what_is_no_answer_to_the_call_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "absent.estream" in run_apart(Job(str(tmp_path / "absent.estream"), [1, 2]))["failed"]
+    assert run_apart(Job(str(tmp_path), [1, 2], {"wrong": 1}))["failed"].startswith("status 1: TypeError: ")
+    assert run_apart(Job(str(tmp_path), [1], window=2))["failed"].startswith("the text is too short")
+    assert run_apart(Job(str(tmp_path), [1, 2], window=1)) == {
+        "refused": "a window needs 2 tokens at least (asked 1). Give --tokens of 2 or more",
+        "usage": True,
+    }
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    monkeypatch.setattr(bench_child, "_CHILD", ("-c", "kill -9 $$"))
+    assert run_apart(Job(str(tmp_path), [1]))["failed"] == "the process was killed by SIGKILL"
 
 
 @pytest.mark.parametrize("text", ["padded", "padded:group", "padded=4", ":"])

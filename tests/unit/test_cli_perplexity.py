@@ -23,9 +23,9 @@ class FakeEngine:
 
     opened: list[dict[str, Any]]
 
-    def __init__(self, path: Path, backend: str, memory: int | None, **options: Any) -> None:
+    def __init__(self, path: Path, backend: str = "cpu", **options: Any) -> None:
         self.progress = options.pop("progress")
-        FakeEngine.opened.append({"path": path, "backend": backend, "memory": memory, **options, "windows": []})
+        FakeEngine.opened.append({"path": path, "backend": backend, **options, "windows": []})
         self.own, self.package = FakeEngine.opened[-1], SimpleNamespace(architecture=ARCHITECTURE)
 
     def __enter__(self) -> FakeEngine:
@@ -96,6 +96,16 @@ def test_json(words: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "soc": None,
         "reference": False,
         "threads": None,
+        "strategy": "estream",
+        "group": None,
+        "banks": None,
+        "lanes": None,
+        "prefetch": "auto",
+        "resident": None,
+        "pinned": 0,
+        "dense": "auto",
+        "direct_io": True,
+        "verify_reads": False,
         "max_tokens": 3,
         "windows": [[65, 66, 67], [68, 69, 70]],
     }
@@ -104,14 +114,16 @@ def test_json(words: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_agreement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = ids_file(tmp_path, 1, 7, 3, 4, 5)
-    target = ("--backend", "htp", "--soc", "sm8750", "--threads", "1", "--memory", "1GiB", "--strategy", "padded")
+    target = ("--backend", "htp", "--soc", "sm8750", "--threads", "1")
+    configuration = ("--memory", "1GiB", "--strategy", "padded", "--banks", "3")
     windows = ("--tokens", "4", "--limit", "1", "--agreement")
-    assert main(["perplexity", "x.estream", "--ids-file", ids, *windows, *target, "--json"]) == 0
+    assert main(["perplexity", "x.estream", "--ids-file", ids, *windows, *target, *configuration, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     own, reference = FakeEngine.opened
     assert (reference["backend"], reference["reference"], reference["memory"]) == ("cpu", True, 1 << 30)
     assert (own["backend"], own["reference"], own["memory"], own["soc"]) == ("htp", False, 1 << 30, "sm8750")
-    assert own["strategy"] == "padded" and "strategy" not in reference
+    assert (own["strategy"], own["banks"]) == ("padded", 3)
+    assert "strategy" not in reference and "banks" not in reference, "the reference is always the same"
     assert reference["windows"] == own["windows"] == [[1, 7, 3, 4]]
     near = answer["agreement"]
     assert near["reference"]["perplexity"] == pytest.approx(101 / 2 ** (1 / 3), rel=1e-6)
