@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from estream.cli import prompt, report
+from estream.cli import npumoe, prompt, report
 from estream.cli.console import Console
 from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size, whole
 from estream.cli.progress import Progress
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     paging.add_argument("--no-direct-io", action="store_true", help="read through the page cache")
     paging.add_argument("--verify-reads", action="store_true", help="check all weights read against their checksums")
+    npumoe.add_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
     output.add_argument("--all-logits", metavar="F.npy", type=file, help="write every token's logits, float32 [N, V]")
@@ -107,6 +108,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 max_tokens=len(ids),
                 soc=args.soc,
                 strategy=args.strategy,
+                npumoe=npumoe.chosen(args),
                 trace=trace,
                 progress=progress,
             )
