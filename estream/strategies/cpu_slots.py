@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from estream.layers.htp.slots import Work
+from estream.layers.htp.state import HtpState
+from estream.layers.state import State
 from estream.package.layout import PanelLayout
 from estream.runtime.target import Buffer, Graph, Target
 
@@ -48,35 +50,39 @@ class CpuSlots:
             self._views.append(views)
 
     def run(self, work: Sequence[Work], rows: int) -> list[list[np.ndarray]]:
-        """One dispatch of at most `slots` tiles of at most `rows` rows: [y] float32 [n, H] of each, valid until the
-        next one. Slots beyond them repeat the last tile with gates of 0, rows beyond a tile's its last row."""
-        for slot, (prefix, views) in enumerate(zip(self._prefixes, self._views, strict=True)):
-            one = work[min(slot, len(work) - 1)]
+        """One dispatch of `slots` tiles of at most `rows` rows: [y] float32 [n, H] of each, valid until the next one.
+        Rows beyond a tile's own repeat its last one with gates of 0."""
+        for one, prefix, buffers, views in zip(work, self._prefixes, self._buffers, self._views, strict=True):
             for part in self._parts:
                 self._graph.bind(prefix + part.name, one.panel.part(part.offset, part.nbytes))
-            for name, buffer in self._buffers[slot].items():
+            for name, buffer in buffers.items():
                 self._graph.bind(prefix + name, buffer, rows=rows)
             count = len(one.tile.rows)
             index = np.zeros(rows, np.int32)
             if count:
                 index[:count], index[count:] = one.tile.rows, one.tile.rows[-1]
             self._take(index, views["x"][:rows], views["x_scale"][:rows] if self._scaled else None)
-            views["gates"][:rows] = 0
-            if slot < len(work):
-                views["gates"][:count, 0] = one.tile.gates
+            views["gates"][:count, 0], views["gates"][count:rows] = one.tile.gates, 0
         self._graph.run()
-        return [[views["y"][: len(one.tile.rows)]] for one, views in zip(work, self._views, strict=False)]
+        return [[views["y"][: len(one.tile.rows)]] for one, views in zip(work, self._views, strict=True)]
 
 
 class Tier:
-    """A rung of static capacity: `rows` rows in every slot, set when the length of a prompt is known."""
+    """A rung of static capacity: `rows` rows in every slot, set when the length of a prompt is known.
 
-    def __init__(self, ring: CpuSlots) -> None:
-        self.slots, self.rows, self._ring = ring.slots, ring.least_rows, ring
+    Tiles that are too few for the graph of several experts run one after the other in the graph of one.
+    """
+
+    def __init__(self, group: CpuSlots, single: CpuSlots) -> None:
+        self.slots, self.rows, self.computed = group.slots, group.least_rows, 0
+        self._group, self._single = group, single
 
     def run(self, work: Sequence[Work], normed: np.ndarray) -> list[list[np.ndarray]]:
-        """As `htp.Slots.run`; rows come from where the ring takes them."""
-        return self._ring.run(work, self.rows)
+        """As `htp.Slots.run`; rows come from where the rings take them."""
+        self.computed = len(work) * self.rows
+        if len(work) == self.slots:
+            return self._group.run(work, self.rows)
+        return [[self._single.run([one], self.rows)[0][0].copy()] for one in work]
 
 
 class Cold:
@@ -85,17 +91,24 @@ class Cold:
 
     slots = 1
 
-    def __init__(self, ring: CpuSlots, own: Buffer | None, prepare: Callable[[memoryview], None] | None) -> None:
-        self.rows = ring.least_rows
-        self._ring, self._own, self._prepare = ring, own, prepare
+    def __init__(
+        self,
+        ring: CpuSlots,
+        state: HtpState | State,
+        own: Buffer | None = None,
+        prepare: Callable[[memoryview], None] | None = None,
+    ) -> None:
+        self.rows, self.computed = ring.least_rows, 0
+        self._ring, self._state, self._own, self._prepare = ring, state, own, prepare
 
     def run(self, work: Sequence[Work], normed: np.ndarray) -> list[list[np.ndarray]]:
-        """As `Tier.run`; `rows` is what it computed."""
+        """As `Tier.run`."""
         (one,) = work
-        self.rows = max(len(one.tile.rows), self._ring.least_rows)
+        rows = self.computed = max(len(one.tile.rows), self._ring.least_rows)
         if self._own is not None and self._prepare is not None:
             memory = self._own.memory()
             memory[:] = one.panel.memory()
             self._prepare(memory)
+            self._state.bytes_copied += self._own.nbytes
             one = Work(one.name, self._own, one.tile)
-        return self._ring.run([one], self.rows)
+        return self._ring.run([one], rows)

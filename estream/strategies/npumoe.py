@@ -76,8 +76,8 @@ class StaticExperts(HtpExperts):
         # Results that wait for their turn: of tiles within reach of each other.
         most = REACH * max(rung.slots for rung in self._rungs) * max(self.rows, cold_rows)
         state.nbytes += 4 * package.pool.panel.hidden * min(most, package.architecture.top_k * state.max_tokens)
-        # Tiers, and what the last prefill made of them: capacities for its length, calls of the static graphs, calls on
-        # the processor, pairs of a token and an expert computed there.
+        # Tiers, and what the last prefill made of them: capacities for its length, groups of tiles and those that
+        # fill a dispatch, as planned; calls on the processor, pairs of a token and an expert computed there.
         self._facts: dict[str, Any] = {
             "tier_rows": list(tiers.rows),
             "tier_window": tiers.window,
@@ -97,7 +97,7 @@ class StaticExperts(HtpExperts):
         self._tokens = tokens
         self._shapes = self.shapes(self._tiers.capacities(tokens))
         self._capacity = [min(rows * tiles, tokens) for _, rows, tiles in self._shapes]
-        self._facts |= {"capacities": self._capacity, "group_calls": 0, "cold_calls": 0, "cold_pairs": 0}
+        self._facts |= {"capacities": self._capacity, "groups": 0, "full_groups": 0, "cold_calls": 0, "cold_pairs": 0}
         self._queue: list[Tile] | None = None
 
     def admit(self, layer: int, table: RouteTable) -> RouteTable:
@@ -121,7 +121,10 @@ class StaticExperts(HtpExperts):
         found = group_tiles(self._layer_tiles(table), [rung.slots for rung in self._rungs])
         cold = sum(dispatch.rung == self._cold for dispatch in found) if self._tiers.cold() else 0
         self._facts["cold_calls"] += cold
-        self._facts["group_calls"] += len(found) - cold
+        self._facts["groups"] += len(found) - cold
+        self._facts["full_groups"] += (
+            sum(len(dispatch.tiles) == self._rungs[dispatch.rung].slots for dispatch in found) - cold
+        )
         self._facts["cold_pairs"] += int(table.counts[self._tier < 0].sum())
         return found
 
@@ -187,7 +190,7 @@ class StaticHtpExperts(StaticExperts):
             ring = CpuSlots(cpu, graph, 1, panel, rows, take)
             prepare = panel_preparation(cpu, panel)
             own = None if prepare is None else cpu.allocate(panel.panel_bytes, "panel of a cold expert")
-            more.append(Cold(ring, own, prepare))
+            more.append(Cold(ring, state, own, prepare))
             state.nbytes += ring.nbytes + (own.nbytes if own is not None else 0)
         package = opening.package
         super().__init__(opening.target, opening.graphs.rungs, package, state, more, tiers, chosen, rows)
@@ -220,8 +223,8 @@ class StaticCpuExperts(StaticExperts):
         take = _taking_floats(state) if state.rows8 is None else _taking_integers(state)
         rings = CpuSlots(target, grouped, slots, panel, rows, take), CpuSlots(target, single, 1, panel, rows, take)
         self._least = rings[0].least_rows
-        self._static = [Tier(rings[0]) for _ in tiers.rows]
-        more: list[Dispatcher] = [*self._static, Cold(rings[1], None, None)]
+        self._static = [Tier(*rings) for _ in tiers.rows]
+        more: list[Dispatcher] = [*self._static, Cold(rings[1], state)]
         super().__init__(target, (), package, state, more, tiers, chosen, rows)
         self.rows = rows
         self._dense = ExpertRunner(target, package, state)

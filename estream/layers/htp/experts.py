@@ -27,11 +27,12 @@ from estream.runtime.target import Buffer, Target
 
 
 class Dispatcher(Protocol):
-    """What runs tiles side by side: `Slots`, or what a strategy has in its place. rows: of each slot, in the last
-    dispatch where that varies."""
+    """What runs tiles side by side: `Slots`, or what a strategy has in its place. rows: of each slot. computed: rows of
+    the last dispatch."""
 
     slots: int
     rows: int
+    computed: int
 
     def run(self, work: Sequence[Work], normed: np.ndarray) -> list[list[np.ndarray]]:
         """As `Slots.run`."""
@@ -169,7 +170,7 @@ class HtpExperts:
         self._open.remove(pending)
         rung, work = pending.rung, [one for one, _ in waiting]
         results = rung.run(work, self._state.normed)
-        self.rows_computed += rung.slots * rung.rows
+        self.rows_computed += rung.computed
         for one, chunks in zip(work, results, strict=True):
             y = np.concatenate(chunks, axis=1)
             self._check(y, one)
