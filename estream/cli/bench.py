@@ -135,7 +135,7 @@ class Cell:
         self.strategy, self.tokens = strategy, tokens
         self.runs: list[dict[str, Any]] = []
         self.failure: str | None = None
-        self.usage = False
+        self.usage = self.refused = False
         self.deviation: float | None = None
         self._logits: Any = None
 
@@ -144,7 +144,7 @@ class Cell:
         import numpy as np
 
         if "error" in answer:
-            self.failure, self.usage = answer["error"], answer["usage"]
+            self.failure, self.usage, self.refused = (answer[key] for key in ("error", "usage", "refused"))
             return
         self.runs.append(answer)
         self._logits = np.load(file)
@@ -194,7 +194,7 @@ def report(cells: list[Cell]) -> str:
     notes = []
     for cell in cells:
         if not cell.runs:
-            rows.append((str(cell.tokens), cell.strategy.name, "refused" if cell.usage else "failed", *[""] * 6))
+            rows.append((str(cell.tokens), cell.strategy.name, "refused" if cell.refused else "failed", *[""] * 6))
         else:
             rows.append((str(cell.tokens), cell.strategy.name, *_figures(cell)))
         if cell.failure is not None:

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 MARK = "estream: "
+FAILED = {"usage": False, "refused": False}
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs a job. Returns stats and configuration of the second prefill and first_ttft_s; or error (a message) and
-    usage (a mistake in the call). The last token's logits are left in the file job["logits"], float32 [V]."""
+    """Runs a job. Returns stats and configuration of the second prefill and first_ttft_s; or error (a message), usage
+    (a mistake in the call) and refused (that, or too small a budget). The last token's logits are left in the file
+    job["logits"], float32 [V]."""
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-m", "estream.cli.bench_child", json.dumps(job)],
@@ -36,8 +38,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
     if done.returncode < 0:
-        return {"error": f"the process was killed by {signal.Signals(-done.returncode).name}", "usage": False}
-    return {"error": f"status {done.returncode}: {done.stderr.strip()[-300:]}", "usage": False}
+        return {"error": f"the process was killed by {signal.Signals(-done.returncode).name}", **FAILED}
+    return {"error": f"status {done.returncode}: {done.stderr.strip()[-300:]}", **FAILED}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -62,12 +64,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Prints an answer, or the error as one."""
-    from estream.errors import EStreamError
+    from estream.errors import EStreamError, MemoryBudgetError, UsageError
 
     try:
         answer = run(json.loads(arguments[0]))
     except EStreamError as error:
-        answer = {"error": str(error), "usage": error.exit_status == 2}
+        refused = isinstance(error, UsageError | MemoryBudgetError)
+        answer = {"error": str(error), "usage": error.exit_status == 2, "refused": refused}
     print(f"\n{MARK}{json.dumps(answer)}", flush=True)
 
 

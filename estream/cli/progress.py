@@ -11,7 +11,12 @@ from typing import Any, TextIO
 from estream.cli.console import Console
 from estream.units import format_bytes, format_rate, format_seconds
 
-_COUNTED = {"prefill": "layers", "calibrate": "steps", "bench": "measurements"}  # stages that are not in bytes
+_COUNTED = {
+    "prefill": "layers",
+    "calibrate": "steps",
+    "bench": "measurements",
+    "building graphs": "graphs",
+}  # stages that are not in bytes
 
 
 class Progress:

@@ -43,17 +43,16 @@ def open_per_expert(opening: RunnerOpening, options: Options) -> ExpertPart:
             had="no onnx",
             next_step="Run it on a workstation: pip install onnx",
         )
-    verify = options.verify_reads
     if isinstance(opening.state, HtpState):
-        return PerExpertContexts(opening, opening.state, verify)
+        return PerExpertContexts(opening, opening.state, options)
     assert isinstance(opening.state, State)
-    return PerExpertGraphs(opening, opening.state, verify)
+    return PerExpertGraphs(opening, opening.state, options)
 
 
 class PerExpertGraphs(ExpertRunner):
     """On cpu: the package's expert graph with constants. Shared experts and dense FFNs as everywhere."""
 
-    def __init__(self, opening: RunnerOpening, state: State, verify: bool) -> None:
+    def __init__(self, opening: RunnerOpening, state: State, options: Options) -> None:
         target, package = opening.target, opening.package
         super().__init__(target, package, state)
         import onnx
@@ -72,7 +71,7 @@ class PerExpertGraphs(ExpertRunner):
                 onnx.save(bake(model, name, [_arrays(dtypes, weights, panel) for panel in panels]), path)
                 return path
 
-            self._graphs = _load(opening, verify, build)
+            self._graphs = _load(opening, options, build)
         self.configuration = {"expert_graphs": len(self._graphs)}
 
     def run_group(self, ready: ReadyGroup) -> None:
@@ -94,7 +93,7 @@ class PerExpertGraphs(ExpertRunner):
 class PerExpertContexts(HtpExperts):
     """On htp: a compiled context for each expert, tiles of the ladder's middle rung, one per dispatch."""
 
-    def __init__(self, opening: RunnerOpening, state: HtpState, verify: bool) -> None:
+    def __init__(self, opening: RunnerOpening, state: HtpState, options: Options) -> None:
         assert opening.graphs is not None and opening.contexts is not None
         target, package, soc = opening.target, opening.package, opening.contexts.soc
         super().__init__(target, opening.graphs.rungs, package.pool, state)
@@ -116,7 +115,7 @@ class PerExpertContexts(HtpExperts):
                 baked = bake(model, name, [_arrays(dtypes, weights, one) for one in panels])
                 return compile_graph(baked, soc).write(Path(folder))
 
-            graphs = _load(opening, verify, build)
+            graphs = _load(opening, options, build)
         self._slots = {key: Slots(target, Rung(1, rows, graph), panel) for key, graph in graphs.items()}
         self._table: RouteTable
         self.configuration = {"expert_graphs": len(graphs), "expert_rows": rows}
@@ -142,12 +141,15 @@ class PerExpertContexts(HtpExperts):
         ready.release()
 
 
-def _load(opening: RunnerOpening, verify: bool, build: Bake) -> Experts:
+def _load(opening: RunnerOpening, options: Options, build: Bake) -> Experts:
     """Every expert's graph, built and loaded."""
-    return {
-        (layer, expert): opening.target.load(build(f"expert.{layer}.{expert}", panels))
-        for layer, expert, panels in _records(opening, verify)
-    }
+    graphs: Experts = {}
+    total = len(opening.package.pool.moe_layers) * opening.package.pool.experts
+    for layer, expert, panels in _records(opening, options.verify_reads):
+        graphs[layer, expert] = opening.target.load(build(f"expert.{layer}.{expert}", panels))
+        if options.progress is not None:
+            options.progress("building graphs", len(graphs), total)
+    return graphs
 
 
 def _records(opening: RunnerOpening, verify: bool) -> Iterator[tuple[int, int, list[memoryview]]]:

@@ -127,6 +127,9 @@ def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         )
         assert cell["deviation"] == 0.0 and cell["median"]["dropped_rate"] == 0.0 and cell["exact"]
         assert cell["configuration"]["strategy"] == cell["strategy"] and cell["peak_bytes"] > 1 << 20
+    tight = ["--strategy", "layer-streaming", "--tokens", "3", "--rounds", "1", "--memory", "1MiB"]
+    assert main(["bench", str(package), *tight]) == 1
+    assert "refused" in capsys.readouterr().out
     assert main(["bench", str(package), "--strategy", "per-expert-graph", "--tokens", "3", "--rounds", "1"]) == 2
     printed = capsys.readouterr().out
     assert "refused" in printed and "per-expert-graph, 3 tokens: --strategy per-expert-graph needs" in printed
