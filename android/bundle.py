@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from android import fitting, pieces
@@ -30,6 +31,8 @@ from estream.version import __version__
 MANIFEST = "bundle.json"
 FORMAT, VERSION = "estream-bundle", 1
 _AGAIN = "Build it again: estream device bundle"
+_PATH = re.compile(r"[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,13 @@ class Bundle:
 
 
 def _file(entry: Any) -> BundleFile:
+    """Raises TypeError or ValueError: not a file below the bundle with its size, SHA-256 and mode."""
     file = BundleFile(**entry)
-    parts = PurePosixPath(file.path).parts
-    sound = isinstance(file.bytes, int) and file.bytes >= 0 and isinstance(file.mode, int) and 0 <= file.mode <= 0o777
-    if not sound or not parts or ".." in parts or parts[0] == "/" or str(PurePosixPath(*parts)) != file.path:
+    numbers = type(file.bytes) is int and file.bytes >= 0 and type(file.mode) is int and 0 <= file.mode <= 0o777
+    if not numbers or not _PATH.fullmatch(file.path) or {".", ".."} & set(file.path.split("/")):
         raise ValueError(f"file {brief(entry)}")
+    if not _SHA256.fullmatch(file.sha256):
+        raise ValueError(f"SHA-256 of {file.path}")
     return file
 
 

@@ -56,7 +56,15 @@ def clean(
     if runs:
         paths.append(layout.runs)
     if everything:
-        own = (layout.models, layout.runs, layout.python, layout.libraries, layout.app, layout.manifest)
+        own = (
+            layout.models,
+            layout.runs,
+            layout.python,
+            layout.libraries,
+            layout.app,
+            layout.bytecode,
+            layout.manifest,
+        )
         paths = [*own, f"{layout.root}/{RECORD}", f"{layout.root}/{STAGING}"]
     found = _sizes(device, paths)
     absent = [name for name in models if f"{layout.models}/{name}" not in found and not everything]

@@ -39,6 +39,11 @@ class PhoneLayout:
         return f"{self.root}/runs"
 
     @property
+    def bytecode(self) -> str:
+        """Where Python keeps what it compiled: beside the pushed files, which stay as they were verified."""
+        return f"{self.root}/bytecode"
+
+    @property
     def manifest(self) -> str:
         """The bundle's bundle.json."""
         return f"{self.root}/bundle.json"
@@ -52,7 +57,7 @@ class PhoneLayout:
             "ADSP_LIBRARY_PATH": f"{self.libraries};/vendor/dsp/cdsp",
             "PYTHONHOME": self.python,
             "PYTHONPATH": self.app,
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": self.bytecode,
             "HOME": self.root,
             "TMPDIR": self.root,
         }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from android.device import Device
+from estream.errors import UsageError
 from estream.runtime.soc import SOCS, Soc
 
 _LINE = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
@@ -29,3 +30,16 @@ def find_phone_soc(properties: Mapping[str, str]) -> Soc | None:
     number = re.match(r"sm\d{4}", properties.get("ro.soc.model", "").lower())
     name = number[0] if number else _PLATFORMS.get(properties.get("ro.board.platform", "").lower())
     return SOCS.get(name) if name else None
+
+
+def phone_soc(device: Device) -> str:
+    """The name of this phone's SoC, as contexts are named. Raises UsageError: it is none of the known ones."""
+    properties = read_properties(device)
+    soc = find_phone_soc(properties)
+    if soc is None:
+        raise UsageError(
+            f"the phone {device.serial} has an SoC that is not known here",
+            had=soc_name(properties),
+            next_step=f"Name the one to run contexts of, --soc {' or '.join(SOCS)}, or give --backend cpu",
+        )
+    return soc.name

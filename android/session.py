@@ -95,7 +95,7 @@ def ask(
     program = (f"{layout.python}/bin/python3", f"{layout.app}/estream_phone.py", command)
     line = json.dumps({"estream": PROTOCOL, "libraries": layout.libraries, **request})
     heard = _Heard(listener or Listener())
-    with device.stream(*program, env=layout.environment) as process:
+    with device.stream(*program, env=layout.environment, label="the phone's program") as process:
         try:
             process.send(f"{line}\n".encode())
             for said in process.lines():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,8 @@ class Engine:
     "2GiB"; None: no promise. group, banks, lanes: G, B, Q; None: automatic. prefetch: "before-routing",
     "after-routing", "on-demand", or "auto": by each prompt's length. resident: "none" or "all" experts kept in memory;
     None: as the strategy says. strategy: a name for options (`estream.strategies`), which others may not contradict.
+    npumoe: options of strategy npumoe, by name: calibration (a file of `estream calibrate-experts`), tiers,
+    capacity_quantile, unlimited, group_experts, cold_below; None leaves one to its default.
     pinned: the first groups of every layer's experts that stay in memory once they were read; None: as many as `memory`
     has room for. dense: attention and head
     weights "resident" in memory or "paged" layer by layer; "auto": paged where `memory` has no room for all of them.
@@ -69,6 +71,7 @@ class Engine:
         soc: str | None = None,
         libraries: str | Path | None = None,
         strategy: str = DEFAULT,
+        npumoe: Mapping[str, object] | None = None,
         trace: Trace | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class Engine:
             soc=soc,
             libraries=libraries,
             strategy=strategy,
+            npumoe=npumoe,
             trace=trace,
             progress=progress,
         )

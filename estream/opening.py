@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -60,6 +60,7 @@ class Options:
     trace: Trace | None = None
     progress: Progress | None = None
     strategy: str = DEFAULT
+    npumoe: Mapping[str, object] | None = None  # see `estream.strategies.npumoe_options`
 
     def settled(self, strategy: Strategy, pool: PoolLayout) -> Options:
         """With what the strategy stands for. Raises UsageError: an option says otherwise, or the package is not for

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from typing import Any
 
+from android.bundle import MANIFEST
 from android.clean import models_on
 from android.client import DeviceError
-from android.contents import BUNDLE
 from android.device import Device
 from android.doctor.phone import denied
 from android.layout import PhoneLayout
 from android.record import PhoneFolder
+from android.session import ask
 from estream.doctor.finding import Finding
+from estream.errors import EStreamError
 from estream.package.contexts import FOLDER as CONTEXTS
 from estream.package.manifest import MODEL
 from estream.runtime.soc import Soc
@@ -22,7 +25,6 @@ from estream.version import __version__
 AREA = "estream"
 _PUSH = "Push it: estream device push --bundle BUNDLE"
 _BUILD = "Make a bundle with this EStream and push it: estream device bundle, estream device push"
-_PROTOCOL = 1  # docs/phone_protocol.md
 
 
 def check_bundle(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Finding]:
@@ -60,7 +62,7 @@ def _files(device: Device, layout: PhoneLayout, document: dict[str, Any]) -> Fin
     folder = PhoneFolder(device, layout.root)
     entries = document.get("files")
     named = [entry["path"] for entry in entries if "path" in entry] if isinstance(entries, list) else []
-    changed = [name for name in [*named, BUNDLE] if name not in folder.verified]
+    changed = [name for name in [*named, MANIFEST] if name not in folder.verified]
     if changed:
         most = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
         found = f"{len(changed)} of {len(named) + 1} are missing, or not as they were pushed: {most}"
@@ -75,34 +77,16 @@ def _python(device: Device, layout: PhoneLayout) -> list[Finding]:
     if started.status:
         return [Finding(AREA, "Python", "missing", *_why(started.status, started.err, program))]
     version = Finding(AREA, "Python", "ok", f"{started.out.decode(errors='replace').strip()}, starts")
-    request = {"estream": _PROTOCOL, "libraries": layout.libraries, "folder": layout.root}
-    result: dict[str, Any] | None = None
-    with device.stream(program, f"{layout.app}/estream_phone.py", "probe", env=env) as process:
-        process.send(json.dumps(request).encode() + b"\n")
-        for line in process.lines():
-            event = _event(line)
-            if event.get("event") == "result":
-                result = event
-            elif event.get("event") == "error":
-                found = f"{event.get('class')}: {event.get('thing')}"
-                return [version, Finding(AREA, "program", "missing", found, "cpu", event.get("next_step") or _BUILD)]
-        status = process.finish()
     try:
-        told = [Finding(**finding) for finding in (result or {})["findings"]]
+        told = [Finding(**found) for found in ask(device, layout, "probe", {"folder": layout.root}).fields["findings"]]
+    except DeviceError:
+        raise
+    except EStreamError as error:
+        found = f"{error.thing}: {error.had}" if error.had is not None else error.thing
+        return [version, Finding(AREA, "program", "missing", found, "cpu", error.next_step or _BUILD)]
     except (KeyError, TypeError):
-        found, _, step = _why(status, process.err, program)
-        return [version, Finding(AREA, "program", "missing", found, "cpu", step)]
+        return [version, Finding(AREA, "program", "missing", "its findings cannot be read", "cpu", _BUILD)]
     return [version, *(dataclasses.replace(one, area=f"{one.area}, as Python there sees it") for one in told)]
-
-
-def _event(line: bytes) -> dict[str, Any]:
-    """An event of the phone's program; nothing for a line that is none."""
-    if not line.startswith(b'{"estream": '):
-        return {}
-    try:
-        return dict(json.loads(line))
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _why(status: int, err: bytes, program: str) -> tuple[str, Any, str]:
@@ -136,10 +120,10 @@ def _models(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Findin
         folder = f"{CONTEXTS}/{soc.name}" if soc is not None else CONTEXTS
         has = device.script(look, place, MODEL, folder).out.decode().split()
         if "whole" not in has:
-            step = f"Push it again, it goes on where it ended: estream device push {name}"
+            step = f"Push it again, it goes on where it ended: estream device push {shlex.quote(name)}"
             findings.append(Finding(AREA, "model", "warning", f"{name}: not completely pushed", "cpu", step))
         elif "contexts" not in has and soc is not None:
-            step = f"Compile them and push again: estream compile {name} --soc {soc.name}"
+            step = f"Compile them and push again: estream compile {shlex.quote(name)} --soc {soc.name}"
             findings.append(Finding(AREA, "model", "warning", f"{name}: no contexts for {soc.name}", "htp", step))
         else:
             findings.append(Finding(AREA, "model", "ok", name))

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from estream.cli import npumoe
 from estream.cli.bench_child import Job, run_apart
 from estream.cli.console import Console
 from estream.cli.options import add_json, add_soc, folder, positive, size, whole
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_soc(parser)
     parser.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
     parser.add_argument("--seed", metavar="N", type=whole, default=0, help="of the prompts' random ids (default 0)")
+    npumoe.add_arguments(parser)
     add_json(parser)
 
 
@@ -67,6 +69,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.package.reader import Package
     from estream.prompt import longest_prompt
 
+    if npumoe.chosen(args) is not None and all(strategy.name != "npumoe" for strategy in args.strategy):
+        raise UsageError("--calibration is of --strategy npumoe", next_step="Leave it out, or name that strategy")
     package = Package.open(args.package)
     for tokens in args.tokens:
         longest_prompt(tokens, package.architecture.context)
@@ -117,6 +121,7 @@ def _job(args: argparse.Namespace, cell: Cell, vocab: int, logits: Path) -> Job:
             "threads": args.threads,
             "pinned": 0,  # what one prefill pins, only a second one would find
             "strategy": cell.strategy.name,
+            "npumoe": npumoe.chosen(args) if cell.strategy.name == "npumoe" else None,
         },
         logits=str(logits),
     )

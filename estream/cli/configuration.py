@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from estream.cli import npumoe
 from estream.cli.options import add_soc, positive, size, whole
 from estream.solver.automatic import DENSE_MODES, PREFETCH_MODES, RESIDENT_MODES
 from estream.strategies import DEFAULT, STRATEGIES
@@ -23,12 +24,13 @@ def add_target(parser: argparse.ArgumentParser, *, default: str = "cpu") -> None
     group.add_argument("--threads", metavar="N", type=positive, help="compute threads (default: the target's choice)")
 
 
-def add_paging(parser: argparse.ArgumentParser) -> None:
-    """The budget and the configuration."""
+def add_paging(parser: argparse.ArgumentParser, *, phone: bool = False) -> None:
+    """The budget and the configuration. phone: strategies only that need nothing of this machine."""
+    strategies = [name for name, one in STRATEGIES.items() if not phone or (one.exact and not one.weights_in_graphs)]
     group = parser.add_argument_group("configuration (what is left out is chosen)")
     group.add_argument(
         "--strategy",
-        choices=tuple(STRATEGIES),
+        choices=tuple(strategies),
         default=DEFAULT,
         help=f"a name for options, which others may not contradict: docs/strategies.md (default {DEFAULT})",
     )
@@ -55,6 +57,8 @@ def add_paging(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-direct-io", action="store_true", help="read through the page cache")
     group.add_argument("--verify-reads", action="store_true", help="check all weights read against their checksums")
+    if not phone:
+        npumoe.add_arguments(parser)
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -73,4 +77,5 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "verify_reads",
     )
     named = {name: getattr(args, name) for name in (*target, *paging)}
-    return {**named, "direct_io": not args.no_direct_io}
+    own = {"npumoe": npumoe.chosen(args)} if hasattr(args, "calibration") else {}
+    return {**named, "direct_io": not args.no_direct_io, **own}

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from estream.cli import (
     bench,
     calibrate,
+    calibrate_experts,
     compile,
     completion,
     device,
@@ -47,6 +48,7 @@ COMMANDS = (
     verify,
     compile,
     calibrate,
+    calibrate_experts,
     plan,
     simulate,
     prefill,

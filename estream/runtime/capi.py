@@ -23,6 +23,8 @@ API_VERSION = 24  # ONNX Runtime 1.24: the oldest release whose kernels the grap
 
 _Handle = POINTER(c_void_p)  # where a created object's address is returned
 _Name = c_char_p
+# parameter, severity, category, log id, place in the source, message
+LogFunction = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_char_p, c_char_p, c_char_p)
 
 # name: (index in the table, argument types). These return a status: null, or an error to copy and release.
 _CHECKED: dict[str, tuple[int, tuple[Any, ...]]] = {
@@ -54,7 +56,6 @@ _CHECKED: dict[str, tuple[int, tuple[Any, ...]]] = {
     "AllocatorAlloc": (75, (c_void_p, c_size_t, _Handle)),
     "AllocatorFree": (76, (c_void_p, c_void_p)),
     "GetAllocatorWithDefaultOptions": (78, (_Handle,)),
-    "CreateEnvWithGlobalThreadPools": (119, (c_int, _Name, c_void_p, _Handle)),
     "DisablePerSessionThreads": (120, (c_void_p,)),
     "CreateThreadingOptions": (121, (_Handle,)),
     "AddSessionConfigEntry": (130, (c_void_p, _Name, _Name)),
@@ -69,6 +70,10 @@ _CHECKED: dict[str, tuple[int, tuple[Any, ...]]] = {
     "SetGlobalIntraOpNumThreads": (147, (c_void_p, c_int)),
     "SetGlobalInterOpNumThreads": (148, (c_void_p, c_int)),
     "SetGlobalSpinControl": (149, (c_void_p, c_int)),
+    "CreateEnvWithCustomLoggerAndGlobalThreadPools": (
+        151,
+        (LogFunction, c_void_p, c_int, _Name, c_void_p, _Handle),
+    ),
 }
 _RUN = (9, (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p))
 _RELEASES = {

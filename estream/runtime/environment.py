@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from estream.runtime.capi import CApi
+from estream.runtime.log import RuntimeLog
 
-# Fatal only: every error comes back as a status and becomes a TargetError; logged too it would be printed twice.
-LOG_SEVERITY = 4
+# Errors. Most come back as a status, too, and become a TargetError; but why the NPU's back end refuses is only logged.
+LOG_SEVERITY = 3
 
 _ALL_OPTIMISATIONS = 99
 
@@ -17,6 +18,7 @@ _ALL_OPTIMISATIONS = 99
 @dataclass
 class _Shared:
     handle: int
+    log: RuntimeLog
     threads: int
     users: int
 
@@ -38,10 +40,11 @@ class Environment:
         with _lock:
             shared = _shared.get(id(api))
             if shared is None:
-                shared = _shared[id(api)] = _Shared(_create(api, threads), threads, 0)
+                shared = _shared[id(api)] = _Shared(*_create(api, threads), threads, 0)
             shared.users += 1
         self._shared: _Shared | None = shared
         self.handle = shared.handle
+        self.log = shared.log
         self.shares_pool = shared.threads == threads
 
     def session_options(self) -> int:
@@ -78,8 +81,10 @@ class Environment:
                 self._api.release("Env", shared.handle)
 
 
-def _create(api: CApi, threads: int) -> int:
-    """An environment with one pool of `threads` threads (the caller's included) that sleep when idle.
+def _create(api: CApi, threads: int) -> tuple[int, RuntimeLog]:
+    """An environment and its log, which must outlive it.
+
+    It has one pool of `threads` threads (the caller's included) that sleep when idle.
 
     Spinning threads would take the cores that flash reads need.
     """
@@ -89,6 +94,7 @@ def _create(api: CApi, threads: int) -> int:
         api.call("SetGlobalIntraOpNumThreads", options, threads, what=what)
         api.call("SetGlobalInterOpNumThreads", options, 1, what=what)
         api.call("SetGlobalSpinControl", options, 0, what=what)
-        return api.create("CreateEnvWithGlobalThreadPools", LOG_SEVERITY, b"estream", options, what=what)
+        create, log = "CreateEnvWithCustomLoggerAndGlobalThreadPools", RuntimeLog()
+        return api.create(create, log.function, None, LOG_SEVERITY, b"estream", options, what=what), log
     finally:
         api.release("ThreadingOptions", options)

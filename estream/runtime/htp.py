@@ -28,6 +28,7 @@ from estream.runtime.target import Buffer
 PROVIDER = "QNNExecutionProvider"
 _PLUGIN = "libonnxruntime_providers_qnn.so"
 _BACKEND = "libQnnHtp.so"
+_REFUSED = "docs/phone.md says what its numbers mean"
 MAX_ROWS = 256  # of the largest tile; blocks have the rows that their graphs were built for
 
 _lock = threading.Lock()
@@ -121,12 +122,18 @@ class HtpTarget(OrtTarget):
 
     def load(self, path: Path) -> OrtGraph:
         """Also raises TargetError where memory is to be shared and cannot be."""
+        log = self._environment.log
+        log.take()
         try:
             graph = super().load(path)
-        except TargetError:
+        except TargetError as error:
             if self.shared and self._shared_memory is None:
                 check_library()
-            raise
+            logged = log.take(error.thing)
+            if logged is None:
+                raise
+            # The status says no more than that nodes are left to the CPU.
+            raise TargetError(error.thing, had=logged, next_step=error.next_step or _REFUSED) from error
         if self.shared and self._shared_memory is None:
             self._shared_memory = SharedMemory(self._api, self._device(), graph.session_handle)
         return graph
@@ -166,7 +173,8 @@ class HtpTarget(OrtTarget):
         devices = self._api.provider_devices(self._environment.handle, PROVIDER)
         if not devices:
             raise TargetError(
-                f"{self._libraries.plugin.name} found no NPU", next_step="Run `estream doctor` to see what is missing"
+                f"{self._libraries.plugin.name} found no NPU",
+                next_step="Run `estream doctor`, for a phone `estream device doctor`, to see what is missing",
             )
         return devices[0]
 

@@ -38,7 +38,8 @@ class Panels(Enum):
 class Strategy:
     """A way to run a prefill.
 
-    options: fields of `Options` and the values that the name stands for; without: fields that mean nothing here.
+    options: fields of `Options` and the values that the name stands for; without: fields that mean nothing here; own:
+    fields that it needs and no other strategy has, and what the command line calls each.
     exact: every routed token is computed with the package's weights. weights_in_graphs: its graphs hold the experts'
     weights, none is paged. runner: opens what computes experts; None: the target's own. check: refuses a package, by
     its layout, before anything is loaded.
@@ -48,6 +49,7 @@ class Strategy:
     summary: str
     options: Mapping[str, object] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    own: Mapping[str, str] = field(default_factory=dict)
     exact: bool = True
     weights_in_graphs: bool = False
     runner: RunnerFactory | None = None
@@ -56,8 +58,20 @@ class Strategy:
     def resolve(self, given: Mapping[str, object], pool: PoolLayout) -> dict[str, object]:
         """The values of `options` for a package. given: what the user chose, by field.
 
-        Raises UsageError where a chosen value is not the one that the name stands for.
+        Raises UsageError where a chosen value is not the one that the name stands for, is another strategy's, or is
+        missing.
         """
+        for name, called in self.own.items():
+            if name not in given:
+                raise UsageError(f"--strategy {self.name} needs {called}", next_step="Give one")
+        for other in STRATEGIES.values():
+            for name, called in other.own.items():
+                if name in given and name not in self.own:
+                    raise UsageError(
+                        f"{called} is of --strategy {other.name}",
+                        asked=f"--strategy {self.name}",
+                        next_step="Leave it out, or choose that strategy",
+                    )
         values = {
             name: value.count(pool) if isinstance(value, Panels) else value for name, value in self.options.items()
         }
@@ -87,6 +101,12 @@ def _per_expert(opening: RunnerOpening, options: Options) -> ExpertPart:
     from estream.strategies.per_expert import open_per_expert
 
     return open_per_expert(opening, options)
+
+
+def _npumoe(opening: RunnerOpening, options: Options) -> ExpertPart:
+    from estream.strategies.npumoe import open_npumoe
+
+    return open_npumoe(opening, options)
 
 
 MAX_CONTEXTS = 8  # what phones hold at a time, in a process
@@ -143,6 +163,13 @@ _ALL = (
         weights_in_graphs=True,
         runner=_per_expert,
         check=_check_contexts,
+    ),
+    Strategy(
+        "npumoe",
+        "static capacities from calibration, overflow dropped, experts in groups, cold ones on the processor",
+        own={"npumoe": "--calibration"},
+        exact=False,
+        runner=_npumoe,
     ),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

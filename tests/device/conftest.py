@@ -12,9 +12,12 @@ import pytest
 
 from estream.runtime.htp import QnnLibraries
 from estream.runtime.qairt import qairt_version
+from tests.device.cli import Estream, Said
 from tests.device.downloads import cached_downloads
 from tests.device.phone import Adb, Phone, namespaces
+from tests.device.ready import HOSTILE, Ready
 from tests.device.sandbox import Sandbox, Unavailable, fetch
+from tests.support.faults import make_package
 
 NewPhone = Callable[..., Phone]
 
@@ -83,3 +86,37 @@ def downloads(sandbox: Sandbox) -> Path:
     """A folder with the .aar and .deb files that a user would have downloaded. Not to be changed."""
     version = qairt_version(QnnLibraries.find().backend)
     return cached_downloads(sandbox, ".".join(version.split(".")[:3]))
+
+
+@pytest.fixture(scope="session")
+def bundle(sandbox: Sandbox, adb: Adb, downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    """A bundle of the downloads, and what the command that made it said."""
+    out = tmp_path_factory.mktemp("bundle") / "phone bundle"
+    on_phone = ",".join(sorted(sandbox.system_libraries | {"libatomic.so.1"}))
+    return out, Estream(adb)("bundle", "--from", downloads, "--out", out, "--on-phone", on_phone, "--json")
+
+
+@pytest.fixture(scope="session")
+def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 package with a name that a careless shell would take apart."""
+    folder = tmp_path_factory.mktemp("package")
+    return make_package(folder).rename(folder / HOSTILE)
+
+
+@pytest.fixture(scope="session")
+def ready(
+    adb: Adb,
+    sandbox: Sandbox,
+    bundle: tuple[Path, Said],
+    tiny_package: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Ready]:
+    """Shared: tests leave the bundle, the package and the connection as they were."""
+    path, bundled = bundle
+    with Phone(tmp_path_factory.mktemp("ready"), emulator=sandbox.emulator) as phone:
+        adb.connect(phone)
+        estream = Estream(adb, phone)
+        before = estream("doctor", "--backend", "cpu")
+        pushed = estream("push", "--bundle", path, tiny_package)
+        yield Ready(phone, estream, path, tiny_package, before, bundled, pushed)
+        adb.disconnect(phone)

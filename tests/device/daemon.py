@@ -18,8 +18,8 @@ from tests.device.wire import Connection, Stream
 
 VALUES = Path("/system/values")
 STATE = "state"  # device, unauthorized, or offline (does not answer)
-DROP_PUSH_AFTER = "drop_push_after"  # bytes of one file, after which the connection is dropped; once
-LOG = "log"  # one line per service opened, and per file pushed with its bytes
+DROP_PUSH_AFTER = "drop_push_after"  # bytes of one file or stdin, after which the connection is dropped; once
+LOG = "log"  # one line per service opened, and per file pushed or stdin with its bytes
 _FEATURES = "shell_v2,cmd,stat_v2,ls_v2,fixed_push_mkdir"
 
 
@@ -51,7 +51,13 @@ class Daemon:
         elif name in ("shell", "exec"):
 
             def run() -> None:
-                shell_service.run(stream, command, framed="v2" in options)
+                shell_service.run(
+                    stream,
+                    command,
+                    framed="v2" in options,
+                    sent=lambda count: self._sent(command, count),
+                    breaks=_push_breaks,
+                )
 
         else:
             return False

@@ -137,11 +137,11 @@ class Phone:
         (self.root / "values/state").write_text(state)
 
     def drop_push_after(self, count: int) -> None:
-        """Drops the connection once, `count` bytes into a pushed file."""
+        """Drops the connection once, `count` bytes into a pushed file, or into a command's stdin."""
         (self.root / "values/drop_push_after").write_text(str(count))
 
     def log(self) -> list[str]:
-        """`open SERVICE 'COMMAND'` and `sent BYTES 'PATH'` since the phone started or the log was cleared."""
+        """`open SERVICE 'COMMAND'` and `sent BYTES 'PATH or COMMAND'` since the log was cleared."""
         path = self.root / "values/log"
         return path.read_text(errors="surrogateescape").splitlines() if path.exists() else []
 
@@ -149,7 +149,7 @@ class Phone:
         (self.root / "values/log").unlink(missing_ok=True)
 
     def sent(self) -> int:
-        """Bytes of files pushed since the log was cleared."""
+        """Bytes of files pushed, and of commands' stdin, since the log was cleared."""
         return sum(int(line.split()[1]) for line in self.log() if line.startswith("sent "))
 
     def _ask(self, command: str) -> Any:

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from tests.device.wire import Closed, Stream
@@ -27,8 +28,13 @@ _LAST_WORD_S = 5.0
 _LOOK_S = 0.1  # how often a silent command is looked at for whether anybody still listens
 
 
-def run(stream: Stream, command: str, *, framed: bool) -> None:
-    """Runs `command` with sh (empty: a shell that reads stdin). framed: version 2, with stderr and status apart."""
+def run(
+    stream: Stream, command: str, *, framed: bool, sent: Callable[[int], None], breaks: Callable[[int], bool]
+) -> None:
+    """Runs `command` with sh (empty: a shell that reads stdin). framed: version 2, with stderr and status apart.
+
+    sent: called with the bytes of stdin as it ends. breaks: whether the connection breaks after so many of them.
+    """
     process = subprocess.Popen(
         ["/bin/sh", "-c", command] if command else ["/bin/sh"],
         cwd="/",
@@ -38,7 +44,7 @@ def run(stream: Stream, command: str, *, framed: bool) -> None:
         stderr=subprocess.PIPE if framed else subprocess.STDOUT,
         bufsize=0,
     )
-    feeder = threading.Thread(target=_pass_stdin, args=(stream, process, framed), daemon=True)
+    feeder = threading.Thread(target=_pass_stdin, args=(stream, process, framed, sent, breaks), daemon=True)
     feeder.start()
     try:
         _pass_output(stream, process, framed)
@@ -73,20 +79,33 @@ def _pass_output(stream: Stream, process: subprocess.Popen[bytes], framed: bool)
             raise Closed
 
 
-def _pass_stdin(stream: Stream, process: subprocess.Popen[bytes], framed: bool) -> None:
+def _pass_stdin(
+    stream: Stream,
+    process: subprocess.Popen[bytes],
+    framed: bool,
+    sent: Callable[[int], None],
+    breaks: Callable[[int], bool],
+) -> None:
     assert process.stdin is not None
+    count = 0
     with suppress(Closed, OSError, ValueError):  # nobody sends any more, or nobody reads
         while True:
-            if not framed:
-                process.stdin.write(stream.chunk())
-                continue
-            kind, count = _HEADER.unpack(stream.read(_HEADER.size))
-            data = stream.read(count)
+            kind, data = _STDIN, b""
+            if framed:
+                kind, length = _HEADER.unpack(stream.read(_HEADER.size))
+                data = stream.read(length)
+            else:
+                data = stream.chunk()
             if kind == _STDIN:
                 with suppress(BrokenPipeError):
                     process.stdin.write(data)
+                count += len(data)
+                if breaks(count):
+                    stream.connection.drop()
             elif kind == _CLOSE_STDIN:
-                process.stdin.close()
+                break
+    if count:
+        sent(count)
     with suppress(OSError):
         process.stdin.close()
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from estream import Engine
+from estream.calibrate.experts import measure_loads, text_windows
+from estream.errors import UsageError
 from tests.support.htp_packages import compiled
 from tests.support.tiny_checkpoints import prompt
 
@@ -46,3 +48,32 @@ def test_strategies(package: Path) -> None:
                 assert one.stats.rows_computed == 8 * -(-length // 64) * 64
             else:
                 assert one.configuration["expert_graphs"] == 4 and one.configuration["expert_rows"] == 64
+
+
+def npumoe_answers(package: Path, file: Path, paging: dict[str, Any], **options: Any) -> list[Any]:
+    npumoe = {"calibration": str(file), **options}
+    with Engine(package, "htp", strategy="npumoe", npumoe=npumoe, max_tokens=70, **paging) as engine:
+        return [engine.prefill(prompt(length, seed=length), logits="all") for length in LENGTHS]
+
+
+def test_npumoe(package: Path, tmp_path: Path) -> None:
+    """Cold experts on the processor have 8-bit activations there: the tolerance of the whole int8 model on cpu."""
+    file, expected = tmp_path / "loads.json", answers(package, "estream")
+    with Engine(package, threads=1, max_tokens=64) as engine:
+        measure_loads(engine, text_windows(np.array(prompt(640)), None, 64, 0), 0).write(file)
+    some: dict[str, Any] = {"unlimited": True, "cold_below": 0.5}
+    for options, tolerance in (({"unlimited": True}, TOLERANCE), (some, 0.02), (some | {"cold_below": 1.0}, 0.02)):
+        found = npumoe_answers(package, file, {"resident": "all"}, **options)
+        # A group of one panel and one bank: every hold is flushed.
+        paged = npumoe_answers(package, file, {"group": 1, "banks": 1}, **options)
+        for length, one, same, own in zip(LENGTHS, found, paged, expected, strict=True):
+            distance = np.abs(one.logits - own.logits).max() / np.ptp(own.logits)
+            print(f"npumoe {options}, {length} tokens: {distance:.2g} of the range")
+            assert distance <= tolerance and np.array_equal(one.logits, same.logits)
+            assert one.stats.rows_useful == own.stats.rows_useful and one.stats.dropped_rate == 0.0
+            assert (one.configuration["cold_experts"] > 0) == ("cold_below" in options)
+    long = npumoe_answers(package, file, {}, capacity_quantile=0.0)[1]
+    assert long.configuration["capacities"][0] == 32 and long.stats.dropped_rate > 0.01
+    assert long.stats.rows_useful == round((1 - long.stats.dropped_rate) * expected[1].stats.rows_useful)
+    with pytest.raises(UsageError, match="--group-experts: on htp the compiled graphs"):
+        npumoe_answers(package, file, {}, group_experts=2)

@@ -111,12 +111,12 @@ def test_completion_is_a_script_that_the_shell_takes(
     script = tmp_path / "completion"
     script.write_text(capsys.readouterr().out)
     if shell == "bash":
-        # As bash does when TAB is pressed after `estream pref`, and after `estream prefill --gr`.
+        # As bash does when TAB is pressed after `estream pref`, and after `estream prefill --ban`.
         lines = """source "$1"
 complete -p estream >/dev/null
 function=$(complete -p estream | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 mkdir here; cd here; mkdir folder; touch file
-for words in "estream pref" "estream prefill x --gr" "estream pack f" "estream prefill x --ids-file f" \\
+for words in "estream pref" "estream prefill x --ban" "estream pack f" "estream prefill x --ids-file f" \\
     "estream synth o"; do
     COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
     COMP_LINE=$words; COMP_POINT=${#words}
@@ -127,7 +127,7 @@ done"""
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         *rest, presets = done.stdout.splitlines()
-        assert rest == ["prefill", "--group", "folder", "file folder"]
+        assert rest == ["prefill", "--banks", "folder", "file folder"]
         assert "olmoe-1b-7b" in presets.split()
     else:
         done = subprocess.run([program, "-n", str(script)], capture_output=True, text=True, timeout=60)

@@ -21,11 +21,20 @@ from estream.version import __version__
 from tests.support.fake_phone import TARGET, FakePhone
 from tests.unit.test_device_push import write_bundle
 
+HELLO = {
+    "estream": 1,
+    "event": "hello",
+    "version": "0.1.0",
+    "python": "3.12.1",
+    "numpy": "2.1",
+    "machine": "x",
+    "pid": 1,
+}
 # What the phone's Python answers: its version, or what its own look found.
-PYTHON = """#!/bin/sh
+PYTHON = f"""#!/bin/sh
 case "$2" in
 *sys.version*) echo 3.12.1;;
-probe) read request; echo noise; echo '{"estream": 1, "event": "hello"}'; echo "$request" > "$HOME/request"; ANSWER;;
+probe) read request; echo noise; echo '{json.dumps(HELLO)}'; echo "$request" > "$HOME/request"; ANSWER;;
 esac
 """
 FOUND = {"area": "software", "name": "numpy", "status": "ok", "found": "2.1", "needed_for": "cpu", "next_step": None}
@@ -221,16 +230,21 @@ def test_a_python_that_does_not_start(
     assert not diagnosis.ok
 
 
-ERROR = {"estream": 1, "event": "error", "class": "UsageError", "thing": "another version", "next_step": "Push it"}
+ERROR = {"estream": 1, "event": "error", "class": "UsageError", "thing": "another version", "exit_status": 2}
+ERROR |= {"asked": None, "had": 1, "next_step": "Push it"}
+NO_ANSWER = "before it had an answer: noise"
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("echo 'ImportError: no numpy' >&2; exit 1", "ImportError: no numpy"),
-        ("exit 0", "status 0"),
-        (f"echo '{json.dumps(ERROR)}'; exit 2", "UsageError: another version"),
-        ('echo \'{"estream": 1, "event": "result", "findings": [{"x": 1}]}\'', "status 0"),
+        (
+            "echo 'ImportError: no numpy' >&2; exit 1",
+            f"the phone's program ended with status 1 {NO_ANSWER} | ImportError: no numpy",
+        ),
+        ("exit 0", f"the phone's program ended with status 0 {NO_ANSWER}"),
+        (f"echo '{json.dumps(ERROR)}'; exit 2", "another version: 1"),
+        ('echo \'{"estream": 1, "event": "result", "findings": [{"x": 1}]}\'', "its findings cannot be read"),
     ],
 )
 def test_a_program_that_fails(phone: FakePhone, device: Device, tmp_path: Path, answer: str, words: str) -> None:

@@ -53,8 +53,9 @@ def write_bundle(folder: Path, files: dict[str, bytes], estream: str = "0.1.0") 
         (folder / name).write_bytes(data)
         mode = 0o755 if "bin/" in name else 0o644
         entries.append({"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mode": mode})
+    made = {"versions": {}, "known_from": {}, "socs": []}
     (folder / "bundle.json").write_text(
-        json.dumps({"format": "estream-bundle", "version": 1, "estream": estream, "files": entries})
+        json.dumps({"format": "estream-bundle", "version": 1, "estream": estream, **made, "files": entries})
     )
     return folder
 
@@ -276,8 +277,9 @@ def test_what_is_wrong_here_is_said_before_a_phone_is_looked_for(
 @pytest.mark.parametrize("path", ["../x", "/x", "a//b", "a/../b", ".", "a\nb", "a\\b", ""])
 def test_files_outside_of_the_bundle_are_refused(tmp_path: Path, path: str) -> None:
     entry = {"path": path, "bytes": 0, "sha256": "0" * 64, "mode": 0o644}
-    (tmp_path / "bundle.json").write_text(json.dumps({"files": [entry]}))
-    with pytest.raises(EStreamError, match="files"):
+    made = json.loads((write_bundle(tmp_path, {}) / "bundle.json").read_text())
+    (tmp_path / "bundle.json").write_text(json.dumps({**made, "files": [entry]}))
+    with pytest.raises(EStreamError, match="a field is missing or wrong: file"):
         bundle_contents(tmp_path, LAYOUT)
 
 

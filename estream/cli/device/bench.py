@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", metavar="N", type=positive, default=5, help="prefills of each length (default 5)")
     add_device(parser)
     add_target(parser, default=BACKEND)
-    add_paging(parser)
+    add_paging(parser, phone=True)
     add_json(parser)
 
 

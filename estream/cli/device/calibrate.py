@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 
 from estream.cli.calibrate import report
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     profile.write(out)
     seconds = time.monotonic() - started
     console.detail(report(profile))
+    words = ["estream", "plan", str(args.package), "--tokens", "512", "--profile", str(out)]
     console.result(f"{out}: measured on {device.serial} in {format_seconds(seconds)}")
-    console.detail(f"Use it: estream plan {args.package} --tokens 512 --profile {out}")
+    console.detail(f"Use it: {shlex.join(words)}")
     console.result_json({"profile": str(out), "seconds": seconds, "device": ran_on, **profile.to_dict()})
     return 0

@@ -13,7 +13,7 @@ BACKEND = "htp"  # what a phone is for; --backend cpu is the way out
 
 def phone_options(options: dict[str, Any], device: Device) -> dict[str, Any]:
     """Options of an engine there: on the NPU, the phone's own SoC unless another was named."""
-    from android.soc import phone_soc
+    from android.properties import phone_soc
 
     if options["backend"] == "htp" and options.get("soc") is None:
         return {**options, "soc": phone_soc(device)}

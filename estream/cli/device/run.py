@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_arguments(parser)
     add_device(parser)
     add_target(parser, default=BACKEND)
-    add_paging(parser)
+    add_paging(parser, phone=True)
     output = parser.add_argument_group("output")
     output.add_argument("--top", metavar="K", type=positive, default=5, help="next tokens to print (default 5)")
     output.add_argument("--logits", metavar="F.npy", type=file, help="write the last token's logits, float32 [V]")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -19,9 +20,22 @@ from estream.layers.htp.ladder import Dispatch, plan_layer
 from estream.layers.htp.slots import Slots, Work
 from estream.layers.htp.state import HtpState
 from estream.layers.observe import Observer
+from estream.layers.state import State
 from estream.package.layout import PoolLayout
 from estream.routing import RouteTable, Tile
 from estream.runtime.target import Buffer, Target
+
+
+class Dispatcher(Protocol):
+    """What runs tiles side by side: `Slots`, or what a strategy has in its place. rows: of each slot. computed: rows of
+    the last dispatch."""
+
+    slots: int
+    rows: int
+    computed: int
+
+    def run(self, work: Sequence[Work], normed: np.ndarray) -> list[list[np.ndarray]]:
+        """As `Slots.run`."""
 
 
 @dataclass(eq=False)
@@ -36,7 +50,7 @@ class _Held:
 class _Pending:
     """A planned dispatch: tiles that have not come, those that wait, and results that came before it was complete."""
 
-    rung: Slots
+    rung: Dispatcher
     missing: int
     waiting: list[tuple[Work, _Held]] = field(default_factory=list)
     early: list[tuple[Work, np.ndarray]] = field(default_factory=list)
@@ -44,14 +58,22 @@ class _Pending:
 
 class HtpExperts:
     """hidden[rows] += expert(normed[rows]) · gates. Counters: rows_useful of tiles; rows_computed of dispatches, with
-    padded rows and empty slots. Raises NumericError naming layer, panel and token."""
+    padded rows and empty slots. more: rungs of a strategy after those of the ladder, which may then have none; the
+    hidden state may be another target's. Raises NumericError naming layer, panel and token."""
 
-    def __init__(self, target: Target, rungs: Sequence[Rung], pool: PoolLayout, state: HtpState) -> None:
+    def __init__(
+        self,
+        target: Target,
+        rungs: Sequence[Rung],
+        pool: PoolLayout,
+        state: HtpState | State,
+        more: Sequence[Dispatcher] = (),
+    ) -> None:
         self._state = state
         self._panel, self._panels_per_expert = pool.panel, pool.panels_per_expert
-        self._rungs = [Slots(target, rung, pool.panel) for rung in rungs]
+        self._rungs: list[Dispatcher] = [*(Slots(target, rung, pool.panel) for rung in rungs), *more]
         self._ladder = [(rung.slots, rung.rows) for rung in rungs]
-        self.rows = self._ladder[0][1]
+        self.rows = self._rungs[0].rows
         self.rows_computed = self.rows_useful = 0
         early = sum(rung.rows * (rung.slots - 1) for rung in rungs)  # rows of results
         state.scratch_bytes += 2 * early * pool.panel.hidden
@@ -149,7 +171,7 @@ class HtpExperts:
         self._open.remove(pending)
         rung, work = pending.rung, [one for one, _ in waiting]
         results = rung.run(work, self._state.normed)
-        self.rows_computed += rung.slots * rung.rows
+        self.rows_computed += rung.computed
         for one, chunks in zip(work, results, strict=True):
             y = np.concatenate(chunks, axis=1)
             self._check(y, one)

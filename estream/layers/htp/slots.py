@@ -30,6 +30,7 @@ class Slots:
 
     def __init__(self, target: Target, rung: Rung, panel: PanelLayout) -> None:
         self.slots, self.rows, self._graph = rung.slots, rung.rows, rung.graph
+        self.computed = rung.slots * rung.rows  # rows of a dispatch, whatever is in its slots
         self._parts = panel_inputs(rung, panel)
         y_names = numbered({name.removeprefix("slot0."): info for name, info in rung.graph.outputs.items()}, "y")
         shapes = {"x": (rung.rows, panel.hidden), "gates": (rung.rows, 1)}

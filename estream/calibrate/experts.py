@@ -1,0 +1,57 @@
+"""How often a package's experts are chosen in a text: the engine's own prefills, watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from estream.engine import Engine
+from estream.errors import UsageError
+from estream.layers.observe import Rows
+from estream.strategies.loads import ExpertLoads
+
+WINDOW = 512  # tokens
+
+
+def text_windows(ids: np.ndarray, tokens: int | None, window: int, seed: int) -> np.ndarray:
+    """int64 [windows, window]: whole windows of a text, at most `tokens` tokens, chosen by `seed`, in text order.
+
+    A text shorter than a window is one window. Raises UsageError: no text, or fewer tokens asked than a window has.
+    """
+    if not len(ids):
+        raise UsageError("the text has no tokens", next_step="Give a longer one")
+    window = min(window, len(ids))
+    found = ids[: len(ids) // window * window].reshape(-1, window)
+    if tokens is None or tokens >= found.size:
+        return found
+    if tokens < window:
+        raise UsageError(
+            "--tokens is less than a window", asked=tokens, had=window, next_step="Give a smaller --window"
+        )
+    rows = np.random.default_rng(seed).permutation(len(found))[: tokens // window]
+    return found[np.sort(rows)]
+
+
+def measure_loads(engine: Engine, windows: np.ndarray, seed: int) -> ExpertLoads:
+    """Prefills each of the windows, int64 [windows, tokens], and counts rows per expert. Raises as `Engine.prefill`."""
+    pool = engine.package.pool
+    counts = {layer: np.zeros((len(windows), pool.experts), np.int64) for layer in pool.moe_layers}
+    for number, ids in enumerate(windows):
+
+        def count(
+            layer: int,
+            graph: str,
+            rows: Rows,
+            arrays: Mapping[str, Any],
+            panel: int | None = None,
+            number: int = number,
+        ) -> None:
+            # Every panel of an expert sees all its rows: the first one counts.
+            if graph == "expert" and panel is not None and panel % pool.panels_per_expert == 0:
+                assert isinstance(rows, np.ndarray)
+                counts[layer][number, panel // pool.panels_per_expert] += len(rows)
+
+        engine.prefill(ids, logits=None, observe=count)
+    return ExpertLoads.measured(engine.package, windows, seed, windows.shape[1], counts)
