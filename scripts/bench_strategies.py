@@ -60,7 +60,8 @@ def main() -> None:
             found["took_s"] = time.monotonic() - began
             results.add({**key_fields(key), "at": time.strftime("%Y-%m-%dT%H:%M:%S"), **found})
             print(f"  {number + 1} of {len(wanted)}: {_named(key)}: {_said(found)}", file=sys.stderr, flush=True)
-    lines = [line for line in results.lines if key_of(line) in wanted]
+    by_key = {key_of(line): line for line in results.lines}
+    lines = [by_key[key] for key in wanted]
     print(markdown(lines, [line for path in args.simulated for line in simulated(path)]))
 
 

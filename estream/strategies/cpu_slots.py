@@ -112,3 +112,43 @@ class Cold:
             self._state.bytes_copied += self._own.nbytes
             one = Work(one.name, self._own, one.tile)
         return self._ring.run([one], rows)
+
+
+def taking_floats(state: HtpState | State) -> Take:
+    """Rows of the prefill's state as they are."""
+
+    def take(rows: np.ndarray, x: np.ndarray, x_scale: np.ndarray | None) -> None:
+        x[:] = state.normed[rows]
+
+    return take
+
+
+def taking_integers(state: State) -> Take:
+    """Rows of cpu's state, quantised before."""
+    assert state.rows8 is not None and state.row_scales is not None
+    table = state.rows8.array(np.uint8, (state.max_tokens, state.arch.hidden))
+    scales = state.row_scales.array(np.float32, (state.max_tokens, 1))
+
+    def take(rows: np.ndarray, x: np.ndarray, x_scale: np.ndarray | None) -> None:
+        np.take(table, rows, axis=0, out=x, mode="clip")
+        np.take(scales, rows, axis=0, out=x_scale, mode="clip")
+
+    return take
+
+
+def taking_tiles(target: Target, quantise: Graph, state: HtpState, most: int) -> Take:
+    """Rows of htp's float16 state, quantised tile by tile for a CPU target's graphs."""
+    wide = target.allocate(4 * most * state.arch.hidden, "float32 rows of a cold expert")
+    values = wide.array(np.float32, (most, state.arch.hidden))
+    state.nbytes += wide.nbytes
+
+    def take(rows: np.ndarray, x: np.ndarray, x_scale: np.ndarray | None) -> None:
+        assert x_scale is not None, "the graph takes integers"
+        count = len(rows)
+        values[:count] = state.normed[rows]
+        quantise.bind("normed", wide, rows=count)
+        quantise.bind("table", Buffer(x.ctypes.data, x.nbytes), rows=count)
+        quantise.bind("table_scale", Buffer(x_scale.ctypes.data, x_scale.nbytes), rows=count)
+        quantise.run()
+
+    return take

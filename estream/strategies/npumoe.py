@@ -30,7 +30,7 @@ from estream.package.reader import Package
 from estream.routing import RouteTable, Tile, split_rows
 from estream.runtime import open_target
 from estream.runtime.target import Buffer, Graph, Target
-from estream.strategies.cpu_slots import Cold, CpuSlots, Take, Tier
+from estream.strategies.cpu_slots import Cold, CpuSlots, Tier, taking_floats, taking_integers, taking_tiles
 from estream.strategies.loads import ExpertLoads
 from estream.strategies.npumoe_options import NpuMoeOptions
 from estream.strategies.tiers import REACH, Tiers, group_tiles, prune
@@ -186,7 +186,7 @@ class StaticHtpExperts(StaticExperts):
             graph = cpu.load(opening.package.graph(cpu.graphs, "expert"))
             integers = "x_scale" in graph.inputs
             quantise = cpu.load(opening.package.graph(cpu.graphs, "quantise")) if integers else None
-            take = _taking_floats(state) if quantise is None else _taking_tiles(cpu, quantise, state, rows)
+            take = taking_floats(state) if quantise is None else taking_tiles(cpu, quantise, state, rows)
             ring = CpuSlots(cpu, graph, 1, panel, rows, take)
             prepare = panel_preparation(cpu, panel)
             own = None if prepare is None else cpu.allocate(panel.panel_bytes, "panel of a cold expert")
@@ -220,7 +220,7 @@ class StaticCpuExperts(StaticExperts):
         panel, rows = package.pool.panel, target.max_rows
         single = target.load(package.graph(target.graphs, "expert"))
         grouped = single if slots == 1 else _grouped(target, package, slots)
-        take = _taking_floats(state) if state.rows8 is None else _taking_integers(state)
+        take = taking_floats(state) if state.rows8 is None else taking_integers(state)
         rings = CpuSlots(target, grouped, slots, panel, rows, take), CpuSlots(target, single, 1, panel, rows, take)
         self._least = rings[0].least_rows
         self._static = [Tier(*rings) for _ in tiers.rows]
@@ -276,43 +276,3 @@ def _grouped(target: Target, package: Package, slots: int) -> Graph:
         path = Path(folder, f"expert.x{slots}.onnx")
         onnx.save(group(onnx.load(package.graph(target.graphs, "expert")), slots), path)
         return target.load(path)
-
-
-def _taking_floats(state: HtpState | State) -> Take:
-    """Rows of the prefill's state as they are."""
-
-    def take(rows: np.ndarray, x: np.ndarray, x_scale: np.ndarray | None) -> None:
-        x[:] = state.normed[rows]
-
-    return take
-
-
-def _taking_integers(state: State) -> Take:
-    """Rows of cpu's state, quantised before."""
-    assert state.rows8 is not None and state.row_scales is not None
-    table = state.rows8.array(np.uint8, (state.max_tokens, state.arch.hidden))
-    scales = state.row_scales.array(np.float32, (state.max_tokens, 1))
-
-    def take(rows: np.ndarray, x: np.ndarray, x_scale: np.ndarray | None) -> None:
-        np.take(table, rows, axis=0, out=x, mode="clip")
-        np.take(scales, rows, axis=0, out=x_scale, mode="clip")
-
-    return take
-
-
-def _taking_tiles(target: Target, quantise: Graph, state: HtpState, most: int) -> Take:
-    """Rows of htp's float16 state, quantised tile by tile for a CPU target's graphs."""
-    wide = target.allocate(4 * most * state.arch.hidden, "float32 rows of a cold expert")
-    values = wide.array(np.float32, (most, state.arch.hidden))
-    state.nbytes += wide.nbytes
-
-    def take(rows: np.ndarray, x: np.ndarray, x_scale: np.ndarray | None) -> None:
-        assert x_scale is not None, "the graph takes integers"
-        count = len(rows)
-        values[:count] = state.normed[rows]
-        quantise.bind("normed", wide, rows=count)
-        quantise.bind("table", Buffer(x.ctypes.data, x.nbytes), rows=count)
-        quantise.bind("table_scale", Buffer(x_scale.ctypes.data, x_scale.nbytes), rows=count)
-        quantise.run()
-
-    return take

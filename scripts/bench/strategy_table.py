@@ -16,6 +16,7 @@ _COLUMNS = (
     "tokens",
     "TTFT",
     "least to most",
+    "/ estream",
     "bubble",
     "rows computed / useful",
     "tokens dropped",
@@ -43,7 +44,8 @@ def markdown(lines: list[Line], simulations: list[Line]) -> str:
         rows = []
         for tokens, strategy in _distinct(own, "tokens", "strategy"):
             cell = [line for line in own if (line["tokens"], line["strategy"]) == (tokens, strategy)]
-            rows.append(_measured(strategy, tokens, cell, perplexities.get((package, model, strategy))))
+            beside = {line["round"]: line for line in own if (line["tokens"], line["strategy"]) == (tokens, "estream")}
+            rows.append(_measured(strategy, tokens, cell, beside, perplexities.get((package, model, strategy))))
         what = f"{package}, target {own[0]['options']['backend']}, measured; {budget}; reads {_limited(limit)}; "
         notes = [
             f"{line['strategy']}, {word}: {line[word]}"
@@ -55,7 +57,9 @@ def markdown(lines: list[Line], simulations: list[Line]) -> str:
     for device, package in _distinct(simulations, "device", "package"):
         own = [one for one in simulations if (one["device"], one["package"]) == (device, package)]
         budget = _budget(one["memory"] for one in own)
-        tables.append(_table(f"{package}, target htp, simulated: {device}; {budget}", [_simulated(one) for one in own]))
+        tables.append(
+            _table(f"{package}, target htp, simulated: {device}; {budget}", [_simulated(one, own) for one in own])
+        )
     return "\n\n".join(tables)
 
 
@@ -90,11 +94,18 @@ def _limited(limit: str | None) -> str:
     return "unlimited" if limit is None else f"limited to {limit}/s"
 
 
-def _measured(strategy: str, tokens: int, cell: list[Line], quality: Line | None) -> list[str]:
+def _measured(strategy: str, tokens: int, cell: list[Line], beside: dict[int, Line], quality: Line | None) -> list[str]:
+    """beside: estream's lines at these tokens, by round. What follows each other in a round has the machine's speed in
+    common, which changes by half for minutes: its ratios say more than a ratio of medians."""
     runs = [line["stats"] for line in cell if "stats" in line]
     if not runs:
-        return [strategy, str(tokens), "refused" if "refused" in cell[-1] else "failed", *[NOT_MEASURED] * 6]
+        return [strategy, str(tokens), "refused" if "refused" in cell[-1] else "failed", *[NOT_MEASURED] * 7]
     times = [run["ttft_s"] for run in runs]
+    ratios = [
+        line["stats"]["ttft_s"] / beside[line["round"]]["stats"]["ttft_s"]
+        for line in cell
+        if "stats" in line and "stats" in beside.get(line["round"], {})
+    ]
     computed, useful = _all(runs, "rows_computed"), _all(runs, "rows_useful")
     dropped, bubbles = _all(runs, "dropped_rate"), _all(runs, "bubble_rate")
     peaks = [run["memory"]["peak_bytes"] for run in runs]
@@ -103,6 +114,7 @@ def _measured(strategy: str, tokens: int, cell: list[Line], quality: Line | None
         str(tokens),
         format_seconds(statistics.median(times)),
         f"{format_seconds(min(times))} to {format_seconds(max(times))} ({len(times)})",
+        f"{statistics.median(ratios):.3f}" if ratios else NOT_MEASURED,
         NOT_MEASURED if bubbles is None else f"{statistics.median(bubbles):.3f}",
         NOT_MEASURED if computed is None or not useful or not useful[0] else f"{computed[0] / useful[0]:.3f}",
         NOT_MEASURED if dropped is None else f"{max(dropped):.2%}",
@@ -117,13 +129,15 @@ def _perplexity(line: Line | None) -> str:
     return f"{line['quality']['perplexity']:.3f} ({line['quality']['predicted']} tokens)"
 
 
-def _simulated(one: Line) -> list[str]:
+def _simulated(one: Line, every: list[Line]) -> list[str]:
+    beside = next((line for line in every if (line["tokens"], line["strategy"]) == (one["tokens"], "estream")), None)
     bubble, peak = one.get("bubble_rate"), one.get("peak_bytes")
     return [
         one["strategy"],
         str(one["tokens"]),
         format_seconds(one["ttft_s"]),
         "simulated",
+        NOT_MEASURED if beside is None else f"{one['ttft_s'] / beside['ttft_s']:.3f}",
         NOT_MEASURED if bubble is None else f"{bubble:.3f}",
         NOT_MEASURED,
         NOT_MEASURED,

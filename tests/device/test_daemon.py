@@ -64,8 +64,11 @@ def test_exec_in_is_raw(adb: Adb, phone: Phone) -> None:
 
     assert adb.run("exec-in", f"cat > {TMP}/raw; touch {TMP}/raw.done", serial=phone.serial, stdin=data).returncode == 0
 
-    phone.wait_for_no_process()  # the client does not wait for the command
-    assert phone.path(f"{TMP}/raw.done").exists()
+    done = phone.path(f"{TMP}/raw.done")
+    deadline = time.monotonic() + 30  # the client does not wait for the command, nor for its start
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert done.exists()
     assert phone.path(f"{TMP}/raw").read_bytes() == data
 
 

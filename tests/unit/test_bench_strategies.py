@@ -113,12 +113,14 @@ def test_what_is_there_is_not_measured_again(
         "derived.estream, target cpu, measured; 1.00 GiB each, but for those with another budget; reads unlimited; "
         "prompts: evaluation.txt; up to 3 rounds, fresh processes",
         "",
-        "| strategy | tokens | TTFT | least to most | bubble | rows computed / useful | tokens dropped | peak memory | "
-        "perplexity |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| estream | 8 | 6.00 s | 1.00 s to 8.00 s (3) | 0.600 | 1.250 | 12.50% | 512 MiB | 41.500 (255 tokens) |",
-        "| padded | 8 | 6.50 s | 4.00 s to 9.00 s (2) | 0.650 | 1.250 | 12.50% | 512 MiB | 41.500 (255 tokens) |",
-        "| per-expert-graph | 8 | refused | " + " | ".join(["not measured"] * 6) + " |",
+        "| strategy | tokens | TTFT | least to most | / estream | bubble | rows computed / useful | tokens dropped | "
+        "peak memory | perplexity |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| estream | 8 | 6.00 s | 1.00 s to 8.00 s (3) | 1.000 | 0.600 | 1.250 | 12.50% | 512 MiB | "
+        "41.500 (255 tokens) |",
+        "| padded | 8 | 6.50 s | 4.00 s to 9.00 s (2) | 0.896 | 0.650 | 1.250 | 12.50% | 512 MiB | "
+        "41.500 (255 tokens) |",
+        "| per-expert-graph | 8 | refused | " + " | ".join(["not measured"] * 7) + " |",
         "",
         "padded, failed: the process was killed by SIGKILL",
         "per-expert-graph, refused: 240 contexts are too many",
@@ -144,7 +146,8 @@ def test_what_was_not_measured_says_so(tmp_path: Path) -> None:
     assert "no budget; reads limited to 800MB/s; prompts: random tokens" in title
     unknown = "not measured"
     assert row == (
-        f"| estream | 8 | 2.00 s | 2.00 s to 2.00 s (1) | {unknown} | {unknown} | {unknown} | 512 MiB | {unknown} |"
+        f"| estream | 8 | 2.00 s | 2.00 s to 2.00 s (1) | 1.000 | {unknown} | {unknown} | {unknown} | 512 MiB "
+        f"| {unknown} |"
     )
 
 
@@ -160,7 +163,7 @@ def test_simulations_join_and_say_that_they_are(tmp_path: Path) -> None:
         text.splitlines()[0] == "olmoe, target htp, simulated: phone; 1.00 GiB each, but for those with another budget"
     )
     assert text.splitlines()[-1] == (
-        f"| on-demand | 1024 | 750 ms | simulated | 0.090 | {unknown} | {unknown} | {unknown} | {unknown} |"
+        f"| on-demand | 1024 | 750 ms | simulated | 1.500 | 0.090 | {unknown} | {unknown} | {unknown} | {unknown} |"
     )
     path.write_text(json.dumps([one | {"simulated": False}]))
     with pytest.raises(SystemExit, match="not of estream simulate"):
