@@ -17,10 +17,10 @@ class RuntimeLog:
         self._lines: deque[str] = deque(maxlen=_MOST)
         self.function = LogFunction(self._keep)
 
-    def take(self, told: str = "") -> str | None:
-        """Forgets the lines, and returns those that `told` does not hold already, the oldest first."""
+    def take(self, told: str | None = None) -> str | None:
+        """Forgets the lines, and returns those that do not only repeat `told`, the oldest first; None: none."""
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        new = [line for line in dict.fromkeys(lines) if line not in told and told not in line]
+        new = [line for line in dict.fromkeys(lines) if told is None or (line not in told and told not in line)]
         return " | ".join(new) or None
 
     def _keep(self, _: object, severity: int, category: bytes, name: bytes, place: bytes, message: bytes) -> None:

@@ -41,7 +41,7 @@ def test_a_run_is_the_hosts_prefill(ready: Ready, tmp_path: Path) -> None:
     assert np.load(paths["hidden"]).shape[0] == len(IDS)
     names = " ".join(event["name"] for event in json.loads(paths["trace"].read_text())["traceEvents"])
     assert "attention" in names and "group 0" in names
-    assert there.json.keys() - {"device"} == here.json.keys()
+    assert there.json.keys() - {"device", "crossover"} == here.json.keys()
     assert there.json["stats"].keys() == here.json["stats"].keys()
     assert there.json["configuration"] == here.json["configuration"]
     assert [one["id"] for one in there.json["next"]] == [one["id"] for one in here.json["next"]]
@@ -137,7 +137,7 @@ def test_calibrate_measures_for_plan(ready: Ready, tmp_path: Path) -> None:
 
     assert measured.status == 0 and f"measured on {ready.phone.serial}" in measured.out
     assert plan.status == 0, plan.err
-    assert json.loads(profile.read_text())["processor"] == "aarch64"
+    assert json.loads(profile.read_text())["machine"]["processor"] == "aarch64"
     assert plan.json["ttft_s"] > 0
     ready.wait_for_silence()
 
