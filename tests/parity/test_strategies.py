@@ -103,6 +103,13 @@ def test_refusals_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--strategy layer-streaming and --group 1 exclude each other" in capsys.readouterr().err
     assert main([*call, "--strategy", "cpu-only", "--backend", "htp"]) == 2
     assert "--strategy cpu-only and --backend htp exclude each other" in capsys.readouterr().err
+    ids = tmp_path / "ids.txt"
+    ids.write_text("1 2 3")
+    text = ["perplexity", str(package), "--ids-file", str(ids)]
+    assert main([*text, "--strategy", "layer-streaming", "--group", "1"]) == 2
+    assert "--strategy layer-streaming and --group 1 exclude each other" in capsys.readouterr().err
+    assert main([*text, "--strategy", "npumoe"]) == 2
+    assert "--calibration" in capsys.readouterr().err
     assert main([*call, "--strategy", "layer-streaming", "--memory", "1MiB"]) == 1
     assert "The smallest budget of --strategy layer-streaming is --memory" in capsys.readouterr().err
     with pytest.raises(UsageError, match="unknown strategy"):

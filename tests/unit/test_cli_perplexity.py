@@ -106,6 +106,7 @@ def test_json(words: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "dense": "auto",
         "direct_io": True,
         "verify_reads": False,
+        "npumoe": None,
         "max_tokens": 3,
         "windows": [[65, 66, 67], [68, 69, 70]],
     }
