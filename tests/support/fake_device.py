@@ -58,7 +58,8 @@ class FakeDevice:
     def shell(self, *argv: str, check: bool = True, **options: Any) -> Any:
         self.commands.append(argv)
         if argv[0] == "getprop":
-            return SimpleNamespace(status=0, out=f"{self.properties[argv[1]]}\n".encode(), err=b"")
+            listed = "".join(f"[{name}]: [{value}]\n" for name, value in self.properties.items())
+            return SimpleNamespace(status=0, out=listed.encode(), err=b"")
         done = subprocess.run(argv, capture_output=True, check=check)
         return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
 

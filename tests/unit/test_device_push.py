@@ -169,7 +169,8 @@ def test_damage_on_the_way(phone: FakePhone, device: Device, bundle: Contents) -
 @pytest.mark.parametrize("name", ["lib/libbig.so", "app/estream_phone.py"])
 def test_damage_here(phone: FakePhone, device: Device, bundle: Contents, tmp_path: Path, name: str) -> None:
     path = tmp_path / "bundle" / name
-    path.write_bytes(b"?" + path.read_bytes()[1:])
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(PackageError, match=f"{name} is damaged: it does not match its SHA-256"):
         push(device, TARGET, bundle)
     assert not phone.at(name).exists() and not phone.at("bundle.json").exists()

@@ -118,7 +118,7 @@ class Scripted:
         self.said, self.status, self.err, self.sent = said, status, err, b""
 
     @contextlib.contextmanager
-    def stream(self, *argv: str, env: dict[str, str]) -> Iterator[Any]:
+    def stream(self, *argv: str, env: dict[str, str], label: str) -> Iterator[Any]:
         self.argv, self.env = argv, env
         yield self
 
