@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from estream.telemetry.memory import process_memory
 READ_BYTES = (1 << 20, 4 << 20, 16 << 20)
 LANES = (1, 2, 4, 8)
 ENOUGH = 0.95  # of the best rate: more lanes are only more threads
-_READ_S, _BOTH_S = 0.5, 1.5
+_READ_S = 0.5
+_ROUNDS, _ROUND_S = 5, 0.4
 
 Progress = Callable[[str, int, int], None]
 
@@ -72,7 +74,8 @@ def calibrate(
 
 
 def _interference(opened: Opened, nbytes: int, lanes: int) -> tuple[float, float]:
-    """(time of computing beside reads over its time alone, the same of reading beside computing), at least 1."""
+    """(time of computing beside reads over its time alone, the same of reading beside computing), at least 1: medians of
+    rounds that take turns, so that a machine whose speed changes in between says little."""
     runner, size = opened.parts.runner, opened.package.pool.panel.panel_bytes
     gates = np.full(min(64, runner.rows, opened.max_tokens), 0.1, np.float32)
     panel = opened.target.allocate(size, "a panel to calibrate with")  # zeros take as long as anything
@@ -80,11 +83,15 @@ def _interference(opened: Opened, nbytes: int, lanes: int) -> tuple[float, float
     def once() -> None:
         runner.run_record(0, "calibrate", panel, gates)
 
-    alone = timed(once, _BOTH_S / 2)
-    rate = read_rate(opened.file, nbytes, lanes, _BOTH_S / 2)
-    with reading(opened.file, nbytes, lanes) as reads:
-        time.sleep(WARM_S)
-        first = len(reads.done)
-        together = timed(once, _BOTH_S)
-        beside = reads.rate_since(first)
-    return max(1.0, together / alone), max(1.0, rate / beside)
+    computing, flash = [], []
+    for _ in range(_ROUNDS):
+        alone = timed(once, _ROUND_S)
+        with reading(opened.file, nbytes, lanes) as reads:
+            time.sleep(WARM_S)
+            rate = reads.rate(_ROUND_S)
+            first = len(reads.done)
+            together = timed(once, _ROUND_S)
+            beside = reads.rate_since(first)
+        computing.append(together / alone)
+        flash.append(rate / beside)
+    return max(1.0, median(computing)), max(1.0, median(flash))
