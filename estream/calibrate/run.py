@@ -74,8 +74,8 @@ def calibrate(
 
 
 def _interference(opened: Opened, nbytes: int, lanes: int) -> tuple[float, float]:
-    """(time of computing beside reads over its time alone, the same of reading beside computing), at least 1: medians of
-    rounds that take turns, so that a machine whose speed changes in between says little."""
+    """(time of computing beside reads over its time alone, the same of reading beside computing), at least 1: medians
+    of rounds that take turns, since a shared machine's speed may change between two measurements."""
     runner, size = opened.parts.runner, opened.package.pool.panel.panel_bytes
     gates = np.full(min(64, runner.rows, opened.max_tokens), 0.1, np.float32)
     panel = opened.target.allocate(size, "a panel to calibrate with")  # zeros take as long as anything
