@@ -84,7 +84,7 @@ class Options:
         self, package: Package, memory: int | None = None, held: int = 0, dense_bytes: tuple[int, int] = (0, 0)
     ) -> Configuration:
         """As `solver.automatic.resolve`, which says what it raises."""
-        fixed = self.strategy if {"group", "resident"} & find_strategy(self.strategy).options.keys() else None
+        fixed = self.strategy if find_strategy(self.strategy).own_budget else None
         return resolve(
             package.pool,
             group=self.group,

@@ -59,10 +59,11 @@ def check_prompts(
     return checked
 
 
-def longest_prompt(asked: int | None, context: int) -> int:
-    """Room for a prompt, in tokens. Raises UsageError when more than the model's context is asked for."""
+def longest_prompt(asked: int | None, context: int, called: str = "max_tokens") -> int:
+    """Room for a prompt, in tokens. called: the option that `asked` is of. Raises UsageError when more than the model's
+    context is asked for."""
     if asked is None:
         return min(DEFAULT_MAX_TOKENS, context)
     if type(asked) is not int or not 1 <= asked <= context:
-        raise UsageError("max_tokens must lie within the model's context", asked=repr(asked), had=f"1 to {context}")
+        raise UsageError(f"{called} must lie within the model's context", asked=repr(asked), had=f"1 to {context}")
     return asked

@@ -57,9 +57,14 @@ def format_rate(bytes_per_second: float) -> str:
     return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
+def format_count(count: int, noun: str) -> str:
+    """'1 window', '2 windows'."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_tokens(tokens: int) -> str:
     """'1 token', '2 tokens'."""
-    return f"{tokens} token{'' if tokens == 1 else 's'}"
+    return format_count(tokens, "token")
 
 
 def format_seconds(seconds: float) -> str:

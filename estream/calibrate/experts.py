@@ -18,10 +18,15 @@ WINDOW = 512  # tokens
 def text_windows(ids: np.ndarray, tokens: int | None, window: int, seed: int) -> np.ndarray:
     """int64 [windows, window]: whole windows of a text, at most `tokens` tokens, chosen by `seed`, in text order.
 
-    A text shorter than a window is one window. Raises UsageError: no text, or fewer tokens asked than a window has.
+    A text shorter than a window is one window. Raises UsageError: fewer than 2 tokens in the text or asked for, or
+    fewer asked than a window has.
     """
-    if not len(ids):
-        raise UsageError("the text has no tokens", next_step="Give a longer one")
+    if min(len(ids), tokens or 2) < 2:
+        raise UsageError(
+            "a calibration needs 2 tokens at least",
+            had=min(len(ids), tokens or 2),
+            next_step="Give a longer text, or a larger --tokens",
+        )
     window = min(window, len(ids))
     found = ids[: len(ids) // window * window].reshape(-1, window)
     if tokens is None or tokens >= found.size:

@@ -11,6 +11,7 @@ from estream.cli.bench_child import Job, run_apart
 from estream.cli.console import Console
 from estream.cli.options import add_json, add_soc, folder, positive, size, whole
 from estream.cli.progress import Progress
+from estream.cli.report import simulated
 from estream.errors import UsageError
 from estream.strategies import STRATEGIES, Strategy, parse_strategies
 from estream.units import format_bytes, format_seconds
@@ -68,12 +69,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     from estream.package.reader import Package
     from estream.prompt import longest_prompt
+    from estream.strategies.loads import ExpertLoads
+    from estream.strategies.npumoe_options import NpuMoeOptions
 
-    if npumoe.chosen(args) is not None and all(strategy.name != "npumoe" for strategy in args.strategy):
-        raise UsageError("--calibration is of --strategy npumoe", next_step="Leave it out, or name that strategy")
+    own = npumoe.chosen(args, [strategy.name for strategy in args.strategy])
     package = Package.open(args.package)
     for tokens in args.tokens:
-        longest_prompt(tokens, package.architecture.context)
+        longest_prompt(tokens, package.architecture.context, "--tokens")
+    if own is not None:
+        ExpertLoads.read(NpuMoeOptions.of(own).calibration, package)
     cells = [Cell(strategy, tokens) for tokens in args.tokens for strategy in args.strategy]
     with Progress(console) as progress, tempfile.TemporaryDirectory(prefix="estream-bench-") as scratch:
         done, total = 0, args.rounds * len(cells)
@@ -87,7 +91,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 done += 1
                 if cell.failure is None:
                     file = Path(scratch, f"{cell.strategy.name}-{cell.tokens}.npy")
-                    cell.add(run_apart(_job(args, cell, package.architecture.vocab, file)), file)
+                    cell.add(run_apart(_job(args, own, cell, package.architecture.vocab, file)), file)
         progress("bench", total, total)
     for cell in cells:
         cell.compare(next((one for one in cells if one.tokens == cell.tokens and one.runs), None))
@@ -107,7 +111,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 2 if all(cell.usage for cell in cells) else 1
 
 
-def _job(args: argparse.Namespace, cell: Cell, vocab: int, logits: Path) -> Job:
+def _job(args: argparse.Namespace, own: dict[str, Any] | None, cell: Cell, vocab: int, logits: Path) -> Job:
+    """own: options of npumoe."""
     import numpy as np
 
     backend = str(cell.strategy.options.get("backend", args.backend))
@@ -121,7 +126,7 @@ def _job(args: argparse.Namespace, cell: Cell, vocab: int, logits: Path) -> Job:
             "threads": args.threads,
             "pinned": 0,  # what one prefill pins, only a second one would find
             "strategy": cell.strategy.name,
-            "npumoe": npumoe.chosen(args) if cell.strategy.name == "npumoe" else None,
+            "npumoe": own if cell.strategy.name == "npumoe" else None,
         },
         logits=str(logits),
     )
@@ -189,17 +194,22 @@ class Cell:
 
 
 def report(cells: list[Cell]) -> str:
-    """One line per cell, failures below their table."""
+    """One line per cell; below their table failures, each once for a strategy, and which rows are simulated."""
     heads = ("tokens", "strategy", "TTFT", "least ... largest", "bubble", "read", "computed/useful", "dropped", "peak")
     rows: list[tuple[str, ...]] = [heads]
-    notes = []
+    failures: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         if not cell.runs:
             rows.append((str(cell.tokens), cell.strategy.name, "refused" if cell.refused else "failed", *[""] * 6))
         else:
             rows.append((str(cell.tokens), cell.strategy.name, *_figures(cell)))
         if cell.failure is not None:
-            notes.append(f"{cell.strategy.name}, {cell.tokens} tokens: {cell.failure}")
+            failures.setdefault((cell.strategy.name, cell.failure), []).append(str(cell.tokens))
+    notes = [f"{name}, {', '.join(tokens)} tokens: {failure}" for (name, failure), tokens in failures.items()]
+    on_htp = [cell for cell in cells if cell.runs and cell.runs[-1]["configuration"].get("simulated")]
+    if on_htp:
+        names = ", ".join(dict.fromkeys(cell.strategy.name for cell in on_htp))
+        notes.append(simulated(on_htp[0].runs[-1]["configuration"]["soc"], f" ({names})"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     lines = [
         "  ".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from estream.cli import prompt
 from estream.cli.console import Console
 from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive, size, whole
 from estream.cli.progress import Progress
+from estream.units import format_count, format_tokens
 
 if TYPE_CHECKING:
     from estream.strategies.loads import ExpertLoads
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     out = args.out or Path(f"{Path(args.package).resolve().name.removesuffix('.estream')}-experts.json")
     check_outputs({"--out": out}, args.package)
     context = package.architecture.context
-    window = longest_prompt(args.window or min(WINDOW, context), context)
+    window = longest_prompt(args.window or min(WINDOW, context), context, "--window")
     if args.text is None:
         ids = prompt.parse_ids(prompt.read_text(args.ids_file, "--ids-file"), f"--ids-file {args.ids_file}")
     else:
@@ -66,6 +68,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
             raise PackageError(f"{args.package} has no tokenizer", next_step="Give token ids with --ids-file")
         ids = list(tokenizer.encode(prompt.read_text(args.text, "--text"), special=False))
     windows = text_windows(np.array(ids, np.int64), args.tokens, window, args.seed)
+    if windows.shape[1] < window:
+        logging.getLogger("estream.cli").warning(
+            "the text has %s, less than a window of %d: capacities for longer prompts are a guess",
+            format_tokens(windows.shape[1]),
+            window,
+        )
     for one in windows:
         check_prompt(one.tolist(), package.architecture, context)
     with Progress(console) as progress:
@@ -82,7 +90,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             loads = measure_loads(engine, windows, args.seed)
     loads.write(out)
     console.detail(_report(loads))
-    console.result(f"{out}: {loads.tokens} tokens in {len(windows)} windows")
+    console.result(f"{out}: {format_tokens(loads.tokens)} in {format_count(len(windows), 'window')}")
     console.result_json({"calibration": str(out), **loads.to_dict()})
     return 0
 

@@ -77,5 +77,5 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "verify_reads",
     )
     named = {name: getattr(args, name) for name in (*target, *paging)}
-    own = {"npumoe": npumoe.chosen(args)} if hasattr(args, "calibration") else {}
+    own = {"npumoe": npumoe.chosen(args, [args.strategy])} if hasattr(args, "calibration") else {}
     return {**named, "direct_io": not args.no_direct_io, **own}

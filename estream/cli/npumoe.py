@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from estream.cli.options import file, positive
@@ -44,19 +45,28 @@ def share(text: str) -> float:
     return value
 
 
-def chosen(args: argparse.Namespace) -> dict[str, Any] | None:
-    """`npumoe` of Engine; None where nothing of it was given. Raises UsageError: options without --calibration."""
+def chosen(args: argparse.Namespace, strategies: Sequence[str]) -> dict[str, Any] | None:
+    """`npumoe` of Engine; None where it is not among `strategies`. Raises UsageError: it without --calibration, or an
+    option of it without it."""
     options = {
+        "calibration": None if args.calibration is None else str(args.calibration),
         "tiers": args.tiers,
         "capacity_quantile": args.capacity_quantile,
         "unlimited": args.capacity == "unlimited" or None,
         "group_experts": args.group_experts,
         "cold_below": args.cold_below,
     }
+    if "npumoe" in strategies:
+        if args.calibration is None:
+            next_step = "estream calibrate-experts PACKAGE --text F"
+            raise UsageError("--strategy npumoe needs --calibration", next_step=next_step)
+        return options
     given = [name for name, value in options.items() if value is not None]
-    if args.calibration is not None:
-        return {"calibration": str(args.calibration), **options}
     if given:
         name = "capacity" if given[0] == "unlimited" else given[0].replace("_", "-")
-        raise UsageError(f"--{name} needs --calibration", next_step="estream calibrate-experts PACKAGE --text F")
+        raise UsageError(
+            f"--{name} is of --strategy npumoe",
+            asked=f"--strategy {','.join(strategies)}",
+            next_step="Leave it out, or choose that strategy",
+        )
     return None

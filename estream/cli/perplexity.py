@@ -12,7 +12,8 @@ from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console, table
 from estream.cli.options import add_json, file, folder, positive
 from estream.cli.progress import Progress
-from estream.units import format_tokens
+from estream.strategies import STRATEGIES
+from estream.units import format_count, format_tokens
 
 if TYPE_CHECKING:
     from estream.engine import Engine
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     arch = package.architecture
     if args.agreement and not has_reference(package):
         raise UsageError(f"{args.package} has no reference graphs", next_step="Copy the whole package, or pack again")
-    length = longest_prompt(args.tokens or min(WINDOW, arch.context), arch.context)
+    length = longest_prompt(args.tokens or min(WINDOW, arch.context), arch.context, "--tokens")
     ids = _ids(args)
     windows = split_windows(check_prompt(ids, arch, len(ids)), length, args.limit)
     used = sum(map(len, windows))
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         else:
             with _opened(open_engine, package) as engine:
                 quality = perplexity(engine, windows)
-    console.result(_report(quality, near, length))
+    console.result(_report(quality, near, length, exact=STRATEGIES[args.strategy].exact))
     if quality.configuration.get("simulated"):
         console.detail(f"simulated: numbers are those of the HTP of {quality.configuration['soc']}")
     console.result_json(
@@ -166,8 +167,8 @@ def _figures(quality: Quality) -> dict[str, Any]:
     }
 
 
-def _report(quality: Quality, near: Agreement | None, length: int) -> str:
-    windows = f"{quality.windows} window{'s' if quality.windows > 1 else ''} of up to {format_tokens(length)}"
+def _report(quality: Quality, near: Agreement | None, length: int, *, exact: bool) -> str:
+    windows = f"{format_count(quality.windows, 'window')} of up to {format_tokens(length)}"
     told = f"over {quality.predicted} predicted tokens ({windows}; {quality.loss:.4f} nats per token)"
     rows = [("perplexity", f"{quality.perplexity:.4f} {told}")]
     if near is not None:
@@ -176,6 +177,6 @@ def _report(quality: Quality, near: Agreement | None, length: int) -> str:
             ("agreement", f"same first token at {near.same:.2%} of {quality.tokens} positions"),
             ("divergence", f"KL(reference‖this) {near.divergence:.3g} nats per position"),
         ]
-    if quality.dropped_rate is not None:
+    if quality.dropped_rate is not None and not exact:
         rows.append(("dropped", f"{quality.dropped_rate:.2%} of (token, expert) pairs"))
     return table(rows)

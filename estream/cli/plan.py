@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     check_outputs({"--plot": args.plot}, args.package)
     package = Package.open(args.package)
-    longest_prompt(args.tokens, package.architecture.context)
+    longest_prompt(args.tokens, package.architecture.context, "--tokens")
     profile = find_profile(package, args.profile, args.threads)
     foreign = foreign_fields(package, profile, args.threads) if args.profile is not None else []
     plan = solve(package, profile, args.tokens, memory=args.memory)

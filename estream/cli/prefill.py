@@ -70,9 +70,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         _plot(args.plot, trace, args.package, result)
     stats = result.stats.to_dict()
     console.result(report.answer(following))
-    console.detail(report.statistics(stats))
+    console.detail(report.statistics(stats, result.configuration))
     if result.configuration.get("simulated"):
-        console.detail(f"simulated: numbers are those of the HTP of {result.configuration['soc']}, times are not")
+        console.detail(report.simulated(result.configuration["soc"]))
     console.more(report.everything(stats, result.configuration))
     console.result_json(
         {"tokens": result.tokens, "next": following, "stats": stats, "configuration": result.configuration}

@@ -89,8 +89,8 @@ def answer(following: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def statistics(stats: Mapping[str, Any]) -> str:
-    """One line each for time, flash and memory."""
+def statistics(stats: Mapping[str, Any], configuration: Mapping[str, Any]) -> str:
+    """One line each for time, flash and memory; and for what was dropped, where the strategy is not exact."""
     memory = stats["memory"]
     parts = ", ".join(
         f"{word} {_seconds(stats[key])}"
@@ -114,9 +114,27 @@ def statistics(stats: Mapping[str, Any]) -> str:
         + ")"
         + (f"; copied by the NPU's driver {_bytes(stats['npu_bytes_copied'])}" if stats["npu_bytes_copied"] else "")
     )
-    return table(
-        [("time", f"{time}; load {_seconds(stats['load_s'])}"), ("flash", flash), ("memory", held)],
+    rows = [("time", f"{time}; load {_seconds(stats['load_s'])}"), ("flash", flash), ("memory", held)]
+    if not STRATEGIES[configuration["strategy"]].exact:
+        rows.append(("dropped", _dropped(stats, configuration)))
+    return table(rows)
+
+
+def _dropped(stats: Mapping[str, Any], configuration: Mapping[str, Any]) -> str:
+    rate, computed, useful = stats["dropped_rate"], stats["rows_computed"], stats["rows_useful"]
+    cold = configuration["cold_experts"]
+    tiers = ", ".join(map(str, configuration["tier_rows"])) or "none"
+    return (
+        f"{UNMEASURED if rate is None else f'{100 * rate:.3g} %'} of (token, expert) pairs; "
+        f"tiers {tiers} (rows of {format_tokens(configuration['tier_window'])}); "
+        f"{cold} of {cold + sum(configuration['tier_experts'])} experts cold; "
+        f"rows computed/useful {f'{computed / useful:.2f}' if computed is not None and useful else UNMEASURED}"
     )
+
+
+def simulated(soc: object, rows: str = "") -> str:
+    """What an answer of the simulator is, and what it is not. rows: which ones it concerns."""
+    return f"simulated{rows}: numbers are those of the HTP of {soc}, times are not"
 
 
 def everything(stats: Mapping[str, Any], configuration: Mapping[str, Any]) -> str:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from estream.cli.console import Console
 from estream.cli.options import add_json, check_outputs, file, positive, size, whole
 from estream.cli.plan import report, text_timeline
-from estream.package.layout import DENSE_SCHEMES, SCHEMES
+from estream.package.layout import DENSE_SCHEMES, INTEGER_SCHEMES, SCHEMES
 from estream.units import format_seconds
 
 if TYPE_CHECKING:
     import numpy as np
 
     from estream.package.reader import Package
+
+EXPERTS = tuple(scheme for scheme in SCHEMES if scheme in INTEGER_SCHEMES)  # what phones are given
+DENSE = tuple(scheme for scheme in DENSE_SCHEMES if scheme != "f32")
 
 NAME = "simulate"
 HELP = "predict a prompt on a phone that is not at hand"
@@ -52,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--skew", metavar="S", type=skew, default=0.0, help="draw experts with weights rank^-S (default 0; 1: Zipf)"
     )
-    parser.add_argument("--seed", metavar="S", type=whole, default=0, help="seed of what is drawn (default 0)")
-    parser.add_argument("--experts", choices=SCHEMES, help="of a preset: weight scheme of the experts (default int4)")
-    parser.add_argument("--dense", choices=DENSE_SCHEMES, help="of a preset: weight scheme of attention and head")
+    parser.add_argument("--seed", metavar="S", type=whole, help="seed of what is drawn (default 0)")
+    parser.add_argument("--experts", choices=EXPERTS, help="of a preset: weight scheme of the experts (default int4)")
+    parser.add_argument("--dense", choices=DENSE, help="of a preset: weight scheme of attention and head")
     parser.add_argument("--plot", metavar="F.svg", type=file, help="draw the simulated timeline")
     add_json(parser)
 
@@ -72,6 +75,7 @@ def skew(text: str) -> float:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Simulates and prints."""
+    from estream.errors import UsageError
     from estream.prompt import longest_prompt
     from estream.solver.phone import load_phone
     from estream.solver.simulate import simulate_prefill
@@ -79,9 +83,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.whole_file import write_whole
     from qnn_graphs.htp.build import default_plan
 
+    if args.load is not None and args.seed is not None:
+        raise UsageError("--load and --seed exclude each other: nothing is drawn", next_step="Leave one of the two out")
     package, phone = find_model(args.model, args.experts, args.dense), load_phone(args.device)
     check_outputs({"--plot": args.plot}, package.path)
-    longest_prompt(args.tokens, package.architecture.context)
+    longest_prompt(args.tokens, package.architecture.context, "--tokens")
     schemes = package.manifest
     ladder = default_plan(package.architecture, experts=schemes.experts, dense=schemes.dense).ladder
     plan = simulate_prefill(
@@ -140,5 +146,5 @@ def find_load(package: Package, args: Any) -> list[np.ndarray]:
 
     arch, layers = package.architecture, len(package.pool.moe_layers)
     if args.load is not None:
-        return read_load(args.load, arch.experts, layers, args.tokens)
-    return draw_counts(arch.experts, arch.top_k, args.tokens, layers, skew=args.skew, seed=args.seed)
+        return read_load(args.load, arch.experts, arch.top_k, layers, args.tokens)
+    return draw_counts(arch.experts, arch.top_k, args.tokens, layers, skew=args.skew, seed=args.seed or 0)

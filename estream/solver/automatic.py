@@ -113,26 +113,29 @@ def resolve(
     assert memory is not None, "without a budget everything fits"
     least_mode = min(sizes, key=lambda mode: sizes[mode])  # resident, where both need the same
     least = held + sizes[least_mode]
-    paged = " --dense paged" if least_mode == "paged" else ""
+    # What was chosen against the smallest: everything that was left open follows from the budget.
+    other = "" if dense in ("auto", least_mode) else f" --dense {least_mode}"
     if resident == "all":
-        other = "--resident none" if strategy is None else "another strategy"
+        step = f"Use --resident none, or --memory {least + pool.pool_bytes}{other}"
+        if strategy is not None:
+            step = f"The smallest budget of --strategy {strategy} is --memory {least + pool.pool_bytes}{other}"
         raise MemoryBudgetError(
             "the memory budget cannot hold all experts",
             asked=f"{memory} bytes",
             had=f"a need of {held + sizes[modes[-1]] + pool.pool_bytes}",
-            next_step=f"Use {other}, or --memory {least + pool.pool_bytes}{paged}",
+            next_step=step,
         )
     # What was asked for, as far as it was: the automatic choice is one bank of one panel at the least.
     count, size = banks or 1, min(group or 1, pool.panels_per_layer) * pool.panel.panel_bytes
     room = memory - held - sizes[modes[-1]]
     beside = f" beside {pinned} pinned group(s) of every layer" if pinned else ""
-    smallest = (
-        f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
-        f" with --group 1 --banks 1{paged}{' --pinned 0' if pinned else ''}"
-    )
+    chosen = ((group or 1) > 1, " --group 1"), ((banks or 1) > 1, " --banks 1"), (True, other), (pinned, " --pinned 0")
+    others = "".join(option for against, option in chosen if against)
+    smallest = f"The smallest budget that works is --memory {least + pool.panel.panel_bytes}"
+    smallest += f" with{others}" if others else ""
     if strategy is not None:
         count = min(count, pool.pool_bytes // size)
-        smallest = f"The smallest budget of --strategy {strategy} is --memory {least + count * size}{paged}"
+        smallest = f"The smallest budget of --strategy {strategy} is --memory {least + count * size}{other}"
     raise MemoryBudgetError(
         f"the memory budget leaves no room for {count} bank(s) of {size} bytes{beside}",
         asked=f"{memory} bytes",

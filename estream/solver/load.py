@@ -12,7 +12,7 @@ import numpy as np
 from estream.errors import UsageError, brief
 from estream.layers.observe import Rows
 from estream.package.layout import PoolLayout
-from estream.small_file import JSON_BYTES, read_small
+from estream.small_file import read_json
 from estream.whole_file import write_whole
 
 _DISTINCT = 4  # layers that are drawn; the others repeat them
@@ -41,7 +41,7 @@ def expected_coverage(experts: int, top_k: int, tokens: int) -> float:
 LOAD_FORMAT, LOAD_VERSION = "estream-load", 1
 
 
-def read_load(path: Path, experts: int, layers: int, tokens: int) -> list[np.ndarray]:
+def read_load(path: Path, experts: int, top_k: int, layers: int, tokens: int) -> list[np.ndarray]:
     """Rows per expert of each MoE layer for a prompt of `tokens`, from a recorded load: JSON {"format": "estream-load",
     "version": 1, "tokens": N, "counts": [[rows of each expert] of each MoE layer]}. Of another length, in proportion.
 
@@ -53,13 +53,13 @@ def read_load(path: Path, experts: int, layers: int, tokens: int) -> list[np.nda
         return UsageError(f"--load {path}: {what}", asked=asked, had=had, next_step=next_step)
 
     try:
-        raw = json.loads(read_small(path, JSON_BYTES))
-    except (ValueError, RecursionError) as problem:
-        raise refuse(f"not valid JSON: {brief(str(problem))}") from problem
+        raw = read_json(path)
+    except ValueError as problem:
+        raise refuse(str(problem)) from None
     if not isinstance(raw, dict) or raw.get("format") != LOAD_FORMAT or raw.get("version") != LOAD_VERSION:
         raise refuse(f"its format is not {LOAD_FORMAT} of version {LOAD_VERSION}")
     recorded, rows = raw.get("tokens"), raw.get("counts")
-    if type(recorded) is not int or recorded < 1:
+    if type(recorded) is not int or not 1 <= recorded < 1 << 53:
         raise refuse("tokens", asked="a whole number of at least 1", had=brief(recorded))
     if not isinstance(rows, list) or len(rows) != layers:
         raise refuse("counts", asked=f"{layers} MoE layers", had=len(rows) if isinstance(rows, list) else "no list")
@@ -69,6 +69,9 @@ def read_load(path: Path, experts: int, layers: int, tokens: int) -> list[np.nda
             raise refuse(f"counts of MoE layer {number}", asked=f"{experts} experts", had=brief(layer))
         if any(type(count) is not int or not 0 <= count <= recorded for count in layer):
             raise refuse(f"counts of MoE layer {number}", asked=f"whole numbers of 0 to {recorded}", had=brief(layer))
+        if sum(layer) != recorded * top_k:
+            expected = f"{recorded * top_k}: {recorded} tokens, {top_k} experts each"
+            raise refuse(f"sum of the counts of MoE layer {number}", asked=expected, had=sum(layer))
         scaled = np.asarray(layer, np.float64) * tokens / recorded
         # An expert that had a token keeps one: which records are read must not hang on rounding.
         found.append(np.where(scaled > 0, np.maximum(np.rint(scaled), 1), 0).astype(np.int64))

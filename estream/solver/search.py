@@ -66,10 +66,12 @@ def solve(
     banks: int | None = None,
     prefetch: str | None = None,
     resident: str = "none",
+    strategy: str | None = None,
 ) -> Plan:
     """counts: rows per expert of each MoE layer; None: drawn with uniform routing. Where the budget has no room for
     resident dense weights they are paged; where it has room beside the arena, groups are pinned. costs: of the target;
     None: target cpu as the profile measured it. group, banks, prefetch: kept where given; banks only with group.
+    strategy: the one that fixes group or residency, for the refusal.
 
     Raises ProfileError where the profile lacks the package's shape, MemoryBudgetError naming the smallest workable
     budget.
@@ -84,7 +86,9 @@ def solve(
 
     def resolved(**chosen: Any) -> Configuration:
         both = (sizes[0], sizes[1])
-        return resolve(pool, lanes=profile.lanes, memory=memory, held=held, dense_bytes=both, **chosen)
+        return resolve(
+            pool, lanes=profile.lanes, strategy=strategy, memory=memory, held=held, dense_bytes=both, **chosen
+        )
 
     if resident == "all":
         chosen = resolved(resident="all")

@@ -38,9 +38,8 @@ def simulate_prefill(
     """
     if strategy not in SIMULATED:
         raise UsageError("unknown strategy, or one that is not simulated", asked=strategy, had=", ".join(SIMULATED))
-    values: dict[str, Any] = find_strategy(strategy).resolve(
-        {} if prefetch is None else {"prefetch": prefetch}, package.pool
-    )
+    chosen = find_strategy(strategy)
+    values: dict[str, Any] = chosen.resolve({} if prefetch is None else {"prefetch": prefetch}, package.pool)
     if strategy == "padded":
         counts = [np.full(len(layer), tokens) for layer in counts]
     return solve(
@@ -52,4 +51,5 @@ def simulate_prefill(
         costs=NpuCosts(phone, ladder),
         **{name: values[name] for name in ("group", "banks", "resident") if name in values},
         prefetch=values.get("prefetch", prefetch),
+        strategy=strategy if chosen.own_budget else None,
     )

@@ -39,11 +39,10 @@ GROUP = 4  # experts per dispatch on cpu
 
 
 def open_npumoe(opening: RunnerOpening, options: Options) -> ExpertPart:
-    """The runner of the opening's target. Raises UsageError, LoadsError, TargetError."""
+    """The runner of the opening's target. Raises UsageError, TargetError, OSError."""
     assert options.npumoe is not None, "the strategy's own option is there"
     chosen = NpuMoeOptions.of(options.npumoe)
-    loads = ExpertLoads.read(chosen.calibration)
-    loads.check(opening.package, chosen.calibration)
+    loads = ExpertLoads.read(chosen.calibration, opening.package)
     tiers = Tiers.choose(loads, chosen.tiers, chosen.capacity_quantile, chosen.cold_below)
     if isinstance(opening.state, HtpState):
         return StaticHtpExperts(opening, opening.state, tiers, chosen, options.threads)

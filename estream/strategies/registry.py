@@ -55,6 +55,11 @@ class Strategy:
     runner: RunnerFactory | None = None
     check: Callable[[PoolLayout], None] | None = None
 
+    @property
+    def own_budget(self) -> bool:
+        """Its smallest memory budget is not that of smaller groups."""
+        return bool({"group", "resident"} & self.options.keys())
+
     def resolve(self, given: Mapping[str, object], pool: PoolLayout) -> dict[str, object]:
         """The values of `options` for a package. given: what the user chose, by field.
 
@@ -192,6 +197,8 @@ def find_strategy(name: str) -> Strategy:
 def parse_strategies(text: str) -> list[Strategy]:
     """'a,b' → strategies in that order. Raises UsageError: none, an unknown one, one twice."""
     names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise UsageError("a strategy's name is empty", asked=repr(text), next_step="Give names like estream,on-demand")
     if len(set(names)) < len(names):
         raise UsageError("a strategy is named twice", asked=text)
     return [find_strategy(name) for name in names]

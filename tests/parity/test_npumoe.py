@@ -24,9 +24,9 @@ from tests.support.tiny_packages import OLMOE, QWEN2_MOE, write_checkpoint
 LENGTHS = (1, 3, 40, 600)
 
 
-def calibrated(package: Path, tokens: int = 1000, window: int = 64) -> Path:
+def calibrated(package: Path, tokens: int = 1000, window: int = 64, vocab: int = 96) -> Path:
     with Engine(package, threads=1, max_tokens=window) as engine:
-        loads = measure_loads(engine, text_windows(np.array(prompt(tokens, seed=9)), None, window, 0), 0)
+        loads = measure_loads(engine, text_windows(np.array(prompt(tokens, vocab, seed=9)), None, window, 0), 0)
     file = package.with_suffix(".json")
     loads.write(file)
     return file
@@ -181,6 +181,36 @@ def test_wrong_calls(packages: tuple[Path, Path], tmp_path: Path, capsys: Any) -
     empty = tmp_path / "empty.txt"
     empty.write_text("")
     assert main(["calibrate-experts", str(packages[0]), "--text", str(empty), "--out", str(tmp_path / "o.json")]) == 2
-    assert "the text has no tokens" in capsys.readouterr().err
+    assert "a calibration needs 2 tokens at least (had 0)" in capsys.readouterr().err
     assert main(["calibrate-experts", str(packages[0]), "--text", str(empty), "--out", str(packages[0] / "o")]) == 2
     assert not (tmp_path / "o.json").exists()
+
+
+def test_a_text_of_less_than_a_window(packages: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    ids, out = tmp_path / "ids.txt", tmp_path / "o.json"
+    call = ["calibrate-experts", str(packages[0]), "--ids-file", str(ids), "--out", str(out), "--threads", "1"]
+    ids.write_text("7")
+    assert main(call) == 2 and not out.exists()
+    capsys.readouterr()
+    ids.write_text("7 8")
+    assert main(call) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == f"{out}: 2 tokens in 1 window"
+    assert "warning: the text has 2 tokens, less than a window of 64" in told.err
+    assert main([*call, "--window", "2"]) == 0
+    assert "less than a window" not in capsys.readouterr().err
+
+
+def test_a_damaged_calibration_is_refused_before_anything_runs(
+    packages: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "o.json"
+    run = ["prefill", str(packages[0]), "--ids", "1 2 3", "--strategy", "npumoe", "--calibration", str(file)]
+    assert main(run) == 1
+    assert capsys.readouterr().err == f"estream: error: {file}: No such file or directory\n"
+    raw = json.loads(calibrated(packages[0], 100, 32, 50).read_text())
+    missing = list(raw["layers"])[-1]
+    del raw["layers"][missing]
+    file.write_text(json.dumps(raw))
+    assert main(run) == 2
+    assert f"--calibration {file}: layer {missing} is missing. Measure again: " in capsys.readouterr().err

@@ -17,7 +17,7 @@ from estream.package.verify import verify
 from estream.prompt import longest_prompt
 from estream.runtime import open_target
 from estream.solver.automatic import budget_bytes, resolve
-from estream.units import format_tokens
+from estream.units import format_count, format_tokens
 from tests.support.tiny_packages import OLMOE, write_checkpoint
 
 
@@ -45,12 +45,15 @@ def test_threads_are_limited(value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["5", 2.0, True, 0, 65])
 def test_longest_prompt_is_a_whole_number(value: Any) -> None:
-    with pytest.raises(UsageError, match="max_tokens"):
+    with pytest.raises(UsageError, match="^max_tokens must lie"):
         longest_prompt(value, 64)
+    with pytest.raises(UsageError, match="^--tokens must lie within the model's context"):
+        longest_prompt(value, 64, "--tokens")
 
 
 def test_one_token_is_one() -> None:
     assert (format_tokens(1), format_tokens(2)) == ("1 token", "2 tokens")
+    assert (format_count(1, "window"), format_count(0, "window")) == ("1 window", "0 windows")
 
 
 def test_ids_as_json_and_with_a_byte_order_mark(tmp_path: Path) -> None:

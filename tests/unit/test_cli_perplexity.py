@@ -216,3 +216,21 @@ def test_a_package_that_changed_meanwhile_is_refused(
         assert main(["perplexity", "x.estream", "--ids-file", ids_file(tmp_path, 1, 2), *options]) == 1
         assert "x.estream was replaced" in capsys.readouterr().err
     assert len(closed) == 2
+
+
+def test_what_was_dropped_is_said_where_a_strategy_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefill = FakeEngine.prefill
+
+    def dropping(self: FakeEngine, ids: np.ndarray, logits: str, logits_sink: Any) -> Any:
+        result = prefill(self, ids, logits, logits_sink)
+        result.stats.to_dict = lambda: {"dropped_rate": 0.0234}
+        return result
+
+    monkeypatch.setattr(FakeEngine, "prefill", dropping)
+    call = ["perplexity", "x.estream", "--ids-file", ids_file(tmp_path, 1, 7, 3)]
+    assert main(call) == 0
+    assert "dropped" not in capsys.readouterr().out
+    assert main([*call, "--strategy", "npumoe", "--calibration", "f"]) == 0
+    assert "  dropped     2.34% of (token, expert) pairs" in capsys.readouterr().out.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,3 +360,20 @@ def test_a_failure_leaves_no_logits_behind(
     assert main(["prefill", "x.estream", "--ids", "1", "--all-logits", str(tmp_path / "x.npy")]) == 1
     assert "short read of layers.0.experts.3" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_strategy_drops_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of strategies that are not exact only."""
+    told = {"strategy": "npumoe", "tier_rows": [3, 8], "tier_window": 64, "tier_experts": [9, 2], "cold_experts": 5}
+    monkeypatch.setitem(globals(), "CONFIGURATION", CONFIGURATION | told)
+    monkeypatch.setitem(globals(), "STATS", replace(STATS, dropped_rate=0.0234, rows_computed=57, rows_useful=50))
+    call = ["prefill", "x.estream", "--ids", "1"]
+    assert main([*call, "--strategy", "npumoe", "--calibration", "f"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "  dropped  2.34 % of (token, expert) pairs; tiers 3, 8 (rows of 64 tokens); 5 of 16 experts cold; "
+        "rows computed/useful 1.14"
+    )
+    monkeypatch.setitem(globals(), "CONFIGURATION", CONFIGURATION | told | {"tier_rows": [], "tier_experts": []})
+    monkeypatch.setitem(globals(), "STATS", STATS)
+    assert main([*call, "--strategy", "npumoe", "--calibration", "f"]) == 0
+    assert "dropped  not measured of (token, expert) pairs; tiers none" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from estream.package.layout import PanelLayout, PoolLayout
 from estream.package.reader import Package
 from estream.routing import RouteTable
 from estream.strategies import STRATEGIES, find_strategy
-from estream.strategies.loads import ExpertLoads, LoadsError
+from estream.strategies.loads import ExpertLoads
 from estream.strategies.npumoe_options import NpuMoeOptions
 from estream.strategies.tiers import REACH, Tiers, fit_tiers, group_tiles, prune
 
@@ -120,7 +120,7 @@ def package(path: Path, content: str = "{}") -> Package:
     """As far as the file of loads looks at one."""
     path.mkdir(exist_ok=True)
     (path / "model.json").write_text(content)
-    return cast(Package, SimpleNamespace(path=path))
+    return cast(Package, SimpleNamespace(path=path, pool=POOL, architecture=SimpleNamespace(context=64)))
 
 
 def loads(tmp_path: Path) -> ExpertLoads:
@@ -143,45 +143,101 @@ def test_what_is_chosen_from_loads(tmp_path: Path) -> None:
 
 
 def test_the_file_of_loads(tmp_path: Path) -> None:
-    measured, file = loads(tmp_path), tmp_path / "loads.json"
+    measured, file, own = loads(tmp_path), tmp_path / "loads.json", package(tmp_path / "a.estream")
     measured.write(file)
     text = file.read_bytes()
-    read = ExpertLoads.read(file)
+    read = ExpertLoads.read(file, own)
     assert read.to_dict() == measured.to_dict()
     read.write(file)
     assert file.read_bytes() == text
     raw = json.loads(text)
     assert (raw["format"], raw["version"]) == ("estream-experts", 1)
-    read.check(package(tmp_path / "a.estream"), file)
     other = package(tmp_path / "b.estream", '{"other": 1}')
     with pytest.raises(UsageError, match=r"loads\.json holds .*another package \(asked b\.estream.*had a\.estream"):
-        read.check(other, file)
+        ExpertLoads.read(file, other)
+
+
+def within(layer: str, name: str, value: Any) -> Any:
+    """A change of one list of a layer's loads."""
+    return lambda raw: raw["layers"][layer].update({name: value})
+
+
+TWO = [[1.0] * 11, [1.0] * 11]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": "estream-profile"}, "format is not estream-experts"),
-        ({"version": 2}, "version is 2, not 1"),
-        ({"window": 0}, "window is empty"),
-        ({"quantiles": [0.5]}, "quantiles are other ones"),
-        ({"layers": {"0": {"mean": [1.0], "quantiles": [[1.0]], "popularity": [0.5]}}}, "layer 0: quantiles"),
-        ({"package": None}, "holds no expert loads"),
+        ({"format": "estream-profile"}, "its format is not estream-experts"),
+        ({"version": 2}, "its version is 2, not 1"),
+        ({"version": True}, "its version is True, not 1"),
+        ({"window": 0}, "window must be a whole number of 1 to .*, not 0"),
+        ({"window": True}, "window must be a whole number"),
+        ({"window": 8.0}, "window must be a whole number"),
+        ({"window": "8"}, "window must be a whole number"),
+        ({"window": -8}, "window must be a whole number"),
+        ({"tokens": 7}, "7 tokens are not whole windows of 8"),
+        ({"tokens": 0}, "tokens must be a whole number"),
+        ({"tokens": True}, "tokens must be a whole number"),
+        ({"tokens": 1 << 60}, "tokens must be a whole number"),
+        ({"tokens": 1280, "window": 128}, "its window of 128 tokens is beyond the model's context of 64"),
+        ({"seed": -1}, "seed must be a whole number of 0 to"),
+        ({"quantiles": [0.5]}, "its quantiles are other ones"),
+        ({"package": None}, "package must be an object, not None"),
+        ({"package": {"name": "a"}}, "model_sha256 must be a text and is missing"),
+        ({"text_sha256": 1}, "text_sha256 must be a text, not 1"),
+        ({"layers": []}, r"layers must be an object, not \[\]"),
+        (lambda raw: raw.pop("tokens"), "tokens must be a whole number of 1 to .* and is missing"),
+        (lambda raw: raw.pop("layers"), "layers must be an object and is missing"),
+        (lambda raw: raw["layers"].pop("2"), "layer 2 is missing"),
+        (lambda raw: raw["layers"].update({"7": raw["layers"]["0"]}), "layer 7 is no MoE layer of the package"),
+        (lambda raw: raw["layers"].update({"00": raw["layers"]["0"]}), "'00' is no number of a layer"),
+        (lambda raw: raw["layers"].update({"2": None}), "2 must be an object, not None"),
+        (within("0", "mean", [1.0, 1.0]), "layer 0: mean, quantiles and popularity are of different numbers"),
+        (within("0", "mean", [1.0, 1.0, 1.0, 8.5]), "layer 0: mean must be a list of numbers from 0 to 8"),
+        (within("2", "mean", [1.0, 1.0, 1.0, True]), "layer 2: mean must be a list of numbers"),
+        (within("2", "mean", [1.0, 1.0, 1.0, "1"]), "layer 2: mean must be a list of numbers"),
+        (within("2", "mean", [1.0, 1.0, 1.0, float("nan")]), "layer 2: mean must be a list of numbers"),
+        (within("2", "mean", None), "layer 2: mean must be a list of numbers"),
+        (within("2", "popularity", [0.5, 0.5, 0.5, 1.5]), "layer 2: popularity must be a list of numbers from 0 to 1"),
+        (within("2", "popularity", [0.5, 0.5, 0.5, False]), "layer 2: popularity must be a list of numbers"),
+        (within("2", "popularity", [0.5, 0.5, 0.5, -0.1]), "layer 2: popularity must be a list of numbers"),
+        (within("0", "quantiles", 1), "layer 0: quantiles must be a list for each expert"),
+        (within("0", "quantiles", [[1.0]] * 4), "layer 0: quantiles must be 11 for each expert"),
+        (within("0", "quantiles", [[9.0] * 11] * 4), "layer 0: quantiles must be a list of numbers from 0 to 8"),
+        (within("0", "quantiles", [[2.0] + [1.0] * 10] * 4), "layer 0: quantiles must not fall"),
+        (
+            lambda raw: raw["layers"].update({"0": {"mean": [1, 1], "quantiles": TWO, "popularity": [1, 1]}}),
+            "layer 0 has 2 experts, in the package 4",
+        ),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    file = tmp_path / "loads.json"
-    file.write_text(json.dumps(loads(tmp_path).to_dict() | change))
-    with pytest.raises(LoadsError, match=said):
-        ExpertLoads.read(file)
+def test_damaged_files_are_refused_when_they_are_read(tmp_path: Path, change: Any, said: str) -> None:
+    file, raw = tmp_path / "loads.json", loads(tmp_path).to_dict()
+    if callable(change):
+        change(raw)
+    else:
+        raw |= change
+    file.write_text(json.dumps(raw))
+    with pytest.raises(UsageError, match=rf"^--calibration .*loads\.json: .*{said}.*\. Measure again: ") as refused:
+        ExpertLoads.read(file, package(tmp_path / "a.estream"))
+    assert refused.value.exit_status == 2
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(LoadsError, match="No such file"):
-        ExpertLoads.read(tmp_path / "loads.json")
-    (tmp_path / "loads.json").write_text("[" * 100_000)
-    with pytest.raises(LoadsError, match="holds no expert loads"):
-        ExpertLoads.read(tmp_path / "loads.json")
+    file, own = tmp_path / "loads.json", package(tmp_path / "a.estream")
+    with pytest.raises(FileNotFoundError):
+        ExpertLoads.read(file, own)
+    for content, said in (
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[1", "not valid JSON: .* in line 1, column 3"),
+        (b'{"a": "\xff"}', "not UTF-8 text"),
+        (b"[" + b"1" * 5000 + b"]", "a number of too many digits"),
+        (b"[]", "its format is not estream-experts"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=rf"^--calibration .*loads\.json: .*{said}"):
+            ExpertLoads.read(file, own)
 
 
 def test_windows() -> None:
@@ -193,8 +249,11 @@ def test_windows() -> None:
     assert len({str(text_windows(ids, 12, 5, seed).tolist()) for seed in range(20)}) > 1
     with pytest.raises(UsageError, match="less than a window"):
         text_windows(ids, 4, 5, 0)
-    with pytest.raises(UsageError, match="no tokens"):
+    with pytest.raises(UsageError, match="2 tokens at least .had 0"):
         text_windows(ids[:0], None, 5, 0)
+    for short, tokens in ((ids[:1], None), (ids, 1)):
+        with pytest.raises(UsageError, match="2 tokens at least .had 1"):
+            text_windows(short, tokens, 1, 0)
 
 
 def test_the_strategy_and_its_option_need_each_other() -> None:
@@ -237,3 +296,34 @@ def test_the_command_line_checks(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
             main([*call, *arguments])
         assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["prefill", "x.estream", "--ids", "1"], ["bench", "x.estream", "--tokens", "8"]])
+def test_its_options_are_its_own(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the strategy that comes first, and not what the options need."""
+    arch = SimpleNamespace(context=64, vocab=10)
+    opened = SimpleNamespace(architecture=arch, check_unchanged=lambda: None)
+    monkeypatch.setattr("estream.package.reader.Package", SimpleNamespace(open=lambda path: opened))
+    for option in (["--cold-below", "0.1"], ["--tiers", "3"], ["--capacity", "unlimited"], ["--calibration", "f"]):
+        assert main([*command, *option]) == 2
+        assert f"{option[0]} is of --strategy npumoe (asked --strategy estream" in capsys.readouterr().err
+    assert main([*command, "--strategy", "npumoe", "--tiers", "3"]) == 2
+    assert "--strategy npumoe needs --calibration" in capsys.readouterr().err
+
+
+def test_bench_reads_the_calibration_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, file = package(tmp_path / "a.estream"), tmp_path / "loads.json"
+    monkeypatch.setattr("estream.package.reader.Package", SimpleNamespace(open=lambda path: own))
+    monkeypatch.setattr("estream.cli.bench.run_apart", lambda *job: pytest.fail("measured"))
+    call = ["bench", str(own.path), "--tokens", "8", "--strategy", "estream,npumoe"]
+    assert main([*call, "--calibration", str(file)]) == 1
+    assert capsys.readouterr().err == f"estream: error: {file}: No such file or directory\n"
+    loads(tmp_path).write(file)
+    assert main([*call, "--calibration", str(file), "--tiers", "65"]) == 2
+    package(own.path, '{"other": 1}')
+    assert main([*call, "--calibration", str(file)]) == 2
+    assert "another package" in capsys.readouterr().err

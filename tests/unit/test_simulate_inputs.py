@@ -82,10 +82,10 @@ def recorded(path: Path, **changes: Any) -> Path:
 
 
 def test_recorded_loads_are_read_and_scaled(tmp_path: Path) -> None:
-    counts = [[1] + [0] * 63, *([8] * 64 for _ in range(15))]
-    found = read_load(recorded(tmp_path / "l.json", counts=counts), 64, 16, 128)
-    assert found[0].tolist() == [2] + [0] * 63 and found[1].tolist() == [16] * 64
-    assert read_load(tmp_path / "l.json", 64, 16, 8)[0][0] == 1  # an expert that was needed stays so
+    counts = [[1, 63, *[64] * 7, *[0] * 55], *([8] * 64 for _ in range(15))]
+    found = read_load(recorded(tmp_path / "l.json", counts=counts), 64, 8, 16, 128)
+    assert found[0].tolist() == [2, 126, *[128] * 7, *[0] * 55] and found[1].tolist() == [16] * 64
+    assert read_load(tmp_path / "l.json", 64, 8, 16, 8)[0][0] == 1  # an expert that was needed stays so
 
 
 def test_an_observer_records_a_load(tmp_path: Path) -> None:
@@ -93,11 +93,13 @@ def test_an_observer_records_a_load(tmp_path: Path) -> None:
     pool = replace(outline(MODEL).pool, panels_per_expert=2, experts=3, moe_layers=(1, 2))
     recorder, y = LoadRecorder(pool), {"y": np.zeros((5, 4), np.float32)}
     recorder(0, "input", slice(0, 20), {"hidden": np.zeros((20, 4), np.float32)})
-    for panel in (0, 1, 4, 4, 5):
+    for panel in (0, 1, 4, 4, 4, 5):
         recorder(1, "expert", np.arange(5), y, panel)
     recorder(2, "shared", np.arange(5), y, 0)
+    for panel in (0, 2, 2, 4):
+        recorder(2, "expert", np.arange(5), y, panel)
     recorder.write(tmp_path / "l.json")
-    assert [layer.tolist() for layer in read_load(tmp_path / "l.json", 3, 2, 40)] == [[10, 0, 20], [0, 0, 0]]
+    assert [layer.tolist() for layer in read_load(tmp_path / "l.json", 3, 1, 2, 40)] == [[10, 0, 30], [10, 20, 10]]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +113,13 @@ def test_an_observer_records_a_load(tmp_path: Path) -> None:
         ({"counts": [[8] * 63] * 16}, "counts of MoE layer 0 .asked 64 experts"),
         ({"counts": [[8.5] * 64] * 16}, "whole numbers of 0 to 64"),
         ({"counts": [[65] * 64] * 16}, "whole numbers of 0 to 64"),
+        ({"counts": [[7] * 64] * 16}, "sum .* of MoE layer 0 .asked 512: 64 tokens, 8 experts each, had 448"),
+        ({"tokens": 10**400}, "tokens .asked a whole number"),
     ],
 )
 def test_a_load_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        read_load(recorded(tmp_path / "l.json", **changes), 64, 16, 128)
+        read_load(recorded(tmp_path / "l.json", **changes), 64, 8, 16, 128)
 
 
 def test_the_command_prints_the_keys_of_plan_and_says_simulated(
@@ -150,3 +154,46 @@ def test_the_command_prints_the_keys_of_plan_and_says_simulated(
     assert "no such package or preset" in capsys.readouterr().err
     both = ["simulate", str(tmp_path / "small.estream"), "--device", "oneplus15", "--tokens", "64", "--experts", "int8"]
     assert main(both) == 2 and "a package has its schemes" in capsys.readouterr().err
+
+
+def test_files_of_loads_that_are_no_json(tmp_path: Path) -> None:
+    for content, said in ((b"[" * 100_000, "nested too deeply"), (b"{", "in line 1"), (b'"\xff"', "not UTF-8 text")):
+        (tmp_path / "l.json").write_bytes(content)
+        with pytest.raises(UsageError, match=rf"^--load .*l\.json: .*{said}"):
+            read_load(tmp_path / "l.json", 64, 8, 16, 128)
+
+
+def test_what_is_not_simulated_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["simulate", MODEL, "--device", "oneplus15", "--tokens"]
+    assert main([*call, "64", "--load", str(recorded(tmp_path / "l.json")), "--seed", "7"]) == 2
+    assert "--load and --seed exclude each other" in capsys.readouterr().err
+    assert main([*call, "4097"]) == 2
+    assert "--tokens must lie within the model's context (asked 4097, had 1 to 4096)" in capsys.readouterr().err
+    for option in (["--experts", "f32"], ["--experts", "f16"], ["--dense", "f32"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*call, "64", *option])
+        assert ended.value.code == 2 and "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "memory", "said"),
+    [
+        ("layer-streaming", "400MiB", "The smallest budget of --strategy layer-streaming is --memory "),
+        ("resident", "1GiB", "The smallest budget of --strategy resident is --memory "),
+        ("on-demand", "200MiB", "The smallest budget of --strategy on-demand is --memory "),
+        ("estream", "200MiB", "The smallest budget that works is --memory "),
+        ("padded", "200MiB", "The smallest budget that works is --memory "),
+    ],
+)
+def test_the_smallest_budget_that_is_named_works(
+    strategy: str, memory: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone: `simulate` has no other options of memory."""
+    call = ["simulate", MODEL, "--device", "oneplus15", "--tokens", "4096", "--strategy", strategy, "--memory"]
+    assert main([*call, memory]) == 1
+    told = capsys.readouterr().err.strip()
+    assert said in told
+    least = int(told.partition(said)[2])
+    assert main([*call, str(least), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_bytes"] <= least
+    assert main([*call, str(least - 1)]) == 1

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.prompt import longest_prompt
 
     package = Package.open(args.package)
-    longest_prompt(max(args.tokens), package.architecture.context)
+    longest_prompt(max(args.tokens), package.architecture.context, "--tokens")
     device, layout = device_from(args)
     options = phone_options(engine_options(args), device)
     with Progress(console) as progress:

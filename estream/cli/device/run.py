@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     _write(args, done)
     following = report.next_tokens(done.logits, args.top, int(ids[-1]), tokenizer)
     console.result(report.answer(following))
-    console.detail(report.statistics(done.stats))
+    console.detail(report.statistics(done.stats, done.configuration))
     console.detail(report.device(done.device))
     if done.folder is not None:
         console.detail(f"  kept      {done.folder} on the phone")
