@@ -45,9 +45,9 @@ def test_threads_are_limited(value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["5", 2.0, True, 0, 65])
 def test_longest_prompt_is_a_whole_number(value: Any) -> None:
-    with pytest.raises(UsageError, match="^max_tokens must lie"):
+    with pytest.raises(UsageError, match=r"^max_tokens must lie"):
         longest_prompt(value, 64)
-    with pytest.raises(UsageError, match="^--tokens must lie within the model's context"):
+    with pytest.raises(UsageError, match=r"^--tokens must lie within the model's context"):
         longest_prompt(value, 64, "--tokens")
 
 

@@ -249,10 +249,10 @@ def test_windows() -> None:
     assert len({str(text_windows(ids, 12, 5, seed).tolist()) for seed in range(20)}) > 1
     with pytest.raises(UsageError, match="less than a window"):
         text_windows(ids, 4, 5, 0)
-    with pytest.raises(UsageError, match="2 tokens at least .had 0"):
+    with pytest.raises(UsageError, match=r"2 tokens at least .had 0"):
         text_windows(ids[:0], None, 5, 0)
     for short, tokens in ((ids[:1], None), (ids, 1)):
-        with pytest.raises(UsageError, match="2 tokens at least .had 1"):
+        with pytest.raises(UsageError, match=r"2 tokens at least .had 1"):
             text_windows(short, tokens, 1, 0)
 
 
