@@ -10,6 +10,7 @@ from typing import Any
 from android.client import DeviceError
 from android.device import Device
 from android.layout import PhoneLayout
+from android.lock import LOCK
 from android.record import RECORD, STAGING
 from estream.errors import UsageError
 
@@ -65,9 +66,9 @@ def clean(
             layout.bytecode,
             layout.manifest,
         )
-        paths = [*own, f"{layout.root}/{RECORD}", f"{layout.root}/{STAGING}"]
+        paths = [*own, *(f"{layout.root}/{name}" for name in (RECORD, STAGING, LOCK))]
     found = _sizes(device, paths)
-    absent = [name for name in models if f"{layout.models}/{name}" not in found and not everything]
+    absent = [name for name in models if f"{layout.models}/{name}" not in found]
     if absent:
         had = ", ".join(models_on(device, layout)) or "none"
         raise DeviceError(f"no such model on {device.serial}", asked=", ".join(absent), had=had)

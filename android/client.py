@@ -18,6 +18,7 @@ _INSTALL = (
     "Install Android's platform tools (in Debian and Ubuntu: apt install adb), or name the program in ESTREAM_ADB"
 )
 CABLE = "Check the cable and the phone's screen, then run the command again"
+SPACE = "Free space on the phone: estream device clean --runs (or --models, or the name of one), photos, apps"
 _START_S = 30.0
 _GONE = re.compile(rb"device '[^']*' not found|no devices/emulators found|device not found")
 # What the client says about its server, which is no answer and no failure.
@@ -154,19 +155,17 @@ def last_lines(text: bytes, most: int = 3) -> str:
 
 
 def adb_failure(serial: str, doing: str, said: bytes) -> DeviceError:
-    """What adb's own words on stderr mean. `doing` names what failed by it."""
-    text = last_lines(said)
+    """What adb's own words on stderr mean. `doing` names what failed by it; empty: nothing that a user has heard of."""
+    text, by = last_lines(said), f"{doing}: " if doing else ""
     if _GONE.search(said):
-        return DeviceError(f"{doing}: the phone {serial} is no longer attached", next_step=CABLE)
+        return DeviceError(f"{by}the phone {serial} is no longer attached", next_step=CABLE)
     if b"unauthorized" in said:
-        return DeviceError(f"{doing}: {serial} has not allowed this computer", next_step=ALLOW)
+        return DeviceError(f"{by}{serial} has not allowed this computer", next_step=ALLOW)
     if b"offline" in said:
-        return DeviceError(f"{doing}: the phone {serial} is offline", next_step=REPLUG)
+        return DeviceError(f"{by}the phone {serial} is offline", next_step=REPLUG)
     if b"daemon" in said or b"smartsocket" in said:
-        return DeviceError(
-            f"{doing}: adb's server does not answer", had=text, next_step="Run adb kill-server, then again"
-        )
-    return DeviceError(f"{doing}: the connection to {serial} broke", had=text or None, next_step=CABLE)
+        return DeviceError(f"{by}adb's server does not answer", had=text, next_step="Run adb kill-server, then again")
+    return DeviceError(f"{by}the connection to {serial} broke", had=text or None, next_step=CABLE)
 
 
 ALLOW = "Unlock the phone, answer 'Allow USB debugging?' with yes, then run the command again"
@@ -186,7 +185,7 @@ def failed(name: str, serial: str, status: int, err: bytes) -> DeviceError:
 
 def _step(status: int, err: bytes) -> str | None:
     if b"No space left" in err:
-        return "Free space on the phone: estream device clean, or remove files there"
+        return SPACE
     if b"Permission denied" in err or b"Operation not permitted" in err:
         return "The phone refuses it (permissions or SELinux): leave --target out, and run estream device doctor"
     if b"Read-only file system" in err:

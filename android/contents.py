@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,20 @@ class Contents:
     @property
     def nbytes(self) -> int:
         return sum(file.nbytes for file in (*self.files, self.manifest))
+
+    @property
+    def repair(self) -> str:
+        """What to do about a file that is damaged here."""
+        if self.manifest.path == MANIFEST:
+            return "Build the bundle again"
+        return "Copy the package again, or pack the checkpoint again"
+
+    @property
+    def removal(self) -> str:
+        """The command that removes it from the phone."""
+        if self.manifest.path == MANIFEST:
+            return "estream device clean --all (models, too)"
+        return f"estream device clean {shlex.quote(self.label)}"
 
 
 def package_contents(package: Path, layout: PhoneLayout, soc: str | None) -> Contents:

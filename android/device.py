@@ -41,12 +41,13 @@ class Device:
         Raises DeviceError: adb or the connection failed, no answer in time, or (with check) a status other than 0.
         """
         mark, name = _mark(), os.path.basename(argv[0])
+        name = "a command" if name == "sh" else name  # lines of a script have no name
         done = self._client.run(self._shell(argv, cwd, env, mark), timeout_s, stdin)
         if done is None:
             raise DeviceError(f"{name} on {self.serial}: no answer", asked=f"within {timeout_s:g} s", next_step=CABLE)
         err, status = split_status(done.err, mark)
         if status is None:
-            raise adb_failure(self.serial, name, err)
+            raise adb_failure(self.serial, "", err)
         if check and status:
             raise failed(name, self.serial, status, err)
         return Completed(status, done.out, err)

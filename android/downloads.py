@@ -10,7 +10,7 @@ from pathlib import Path
 from android import pieces
 from android.archives import Contents, read_aar, read_control, read_data
 from android.pieces import NUMPY, ORT, PLUGIN, PYTHON, QAIRT, Piece
-from android.problems import MISSING, BundleError
+from android.problems import DAMAGED, MISSING, BundleError
 from android.versions import at_least
 from estream.errors import UsageError
 
@@ -51,7 +51,14 @@ class Downloads:
         self.problems: list[BundleError] = []
         self._refused: list[str] = []  # names of files
         found: dict[str, list[Download]] = {}
-        paths = sorted(path for path in folder.rglob("*") if path.suffix in (".aar", ".deb") and path.is_file())
+        named = sorted(path for path in folder.rglob("*") if path.suffix in (".aar", ".deb"))
+        paths = [path for path in named if path.is_file()]
+        for path in named:
+            if not path.is_file():
+                had = "a folder" if path.is_dir() else "a link that leads nowhere" if path.is_symlink() else None
+                step = "Take it out of the folder, or fetch the file"
+                self.problems.append(BundleError(f"{path.name} is no file", kind=DAMAGED, had=had, next_step=step))
+                self._refused.append(path.name)
         sizes = [path.stat().st_size for path in paths]
         for index, path in enumerate(paths):
             try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from android.client import SPACE
 from estream.errors import EStreamError, MemoryBudgetError, brief
 from estream.solver.profile import ProfileError  # an error that the phone may name, like those of estream.errors
 
@@ -122,7 +123,8 @@ def _error(fields: Mapping[str, Any]) -> EStreamError:
     if name == "MemoryError":
         return MemoryBudgetError("the phone has no memory left", next_step="Give a smaller --memory or prompt")
     if name.endswith("Error") and thing.startswith("[Errno "):
-        return PhoneError(f"on the phone: {thing.partition('] ')[2]}")
+        step = SPACE if "No space left" in thing else None
+        return PhoneError(f"on the phone: {thing.partition('] ')[2]}", next_step=step)
     step = "The phone's traceback is shown with -v. If the bundle is complete this is a bug in EStream"
     return PhoneError(f"on the phone: unexpected {name}: {thing}", next_step=step)
 

@@ -61,3 +61,9 @@ class PhoneLayout:
             "HOME": self.root,
             "TMPDIR": self.root,
         }
+
+    @property
+    def fresh_environment(self) -> dict[str, str]:
+        """The same, but nothing that Python has compiled before is read, and nothing is left."""
+        environment = {name: value for name, value in self.environment.items() if name != "PYTHONPYCACHEPREFIX"}
+        return {**environment, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from android.client import DeviceError
+from android.client import CABLE, SPACE, DeviceError
 from android.contents import Contents, PhoneFile
 from android.device import Device
+from android.layout import PhoneLayout
+from android.lock import push_lock
 from android.record import PART, PhoneFolder
-from android.target import fit_target
+from android.target import Target, fit_target
 from android.transfer import SMALL, Transfer
+from estream.errors import PackageError
 from estream.units import format_bytes
 
 Progress = Callable[[str, int, int], None]
@@ -50,12 +53,32 @@ def push(device: Device, root: str, contents: Contents, progress: Progress | Non
     `progress(label, done, total)` is called with bytes.
 
     Raises:
-        DeviceError: the connection broke (push again: it goes on there), no space, a folder that is not fit.
+        DeviceError: the connection broke (push again: it goes on there), no space, a folder that is not fit, another
+            push.
         PackageError: a file here is not what its manifest says.
     """
+    try:
+        target = fit_target(device, root)
+        with push_lock(device, root):
+            return _push(device, target, contents, progress)
+    except PackageError as error:
+        step = f"{contents.repair}, and push again. Or remove what was sent: {contents.removal}"
+        raise PackageError(error.thing, next_step=step) from error
+    except DeviceError as error:
+        if error.next_step != CABLE:
+            raise
+        step = f"{CABLE}: a push goes on where it ended"
+        raise DeviceError(error.thing, asked=error.asked, had=error.had, next_step=step) from error
+
+
+def _push(device: Device, target: Target, contents: Contents, progress: Progress | None) -> PushReport:
     started = time.monotonic()
-    target = fit_target(device, root)
     folder = PhoneFolder(device, contents.folder)
+    bytecode = PhoneLayout(target.root).bytecode
+    has_bytecode = any(f"{target.root}/{name}".startswith(f"{bytecode}/") for name in folder.present)
+    if has_bytecode and contents.folder == target.root:
+        # What Python compiled there is not verified: with a push all is as it was sent.
+        device.script('rm -rf "$1"', bytecode)
     files = [*contents.files, contents.manifest]
     folder.adopt((file.path, file.nbytes, file.sha256) for file in files)
     missing = [file for file in files if not _is_there(folder, file)]
@@ -117,7 +140,7 @@ def _check_space(device: Device, free: int, folder: PhoneFolder, missing: Sequen
         raise DeviceError(
             f"not enough free space on {device.serial}: need {format_bytes(asked)} ({asked} bytes), have"
             f" {format_bytes(had)} ({had} bytes)",
-            next_step="Remove what is not needed there: estream device clean, or photos and apps",
+            next_step=SPACE,
         )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
+import shlex
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from android.client import SPACE
 from android.events import (
     PROTOCOL,
     PUSH,
@@ -25,12 +28,20 @@ from android.events import (
     parse,
 )
 from android.layout import PhoneLayout
-from estream.errors import EStreamError
+from estream.errors import EStreamError, FlashError, PackageError
 
 if TYPE_CHECKING:
     from android.adb import Device
 
 _log = logging.getLogger("estream.device")
+_NO_PYTHON = (126, 127)  # what a shell says of a program that is not there, or not to be run
+# What Python says of a module that was compiled and then written in part.
+_BYTECODE = re.compile(r"\bEOFError\b|marshal data|Non-code object")
+_FRAMES = re.compile(r"^(?:Traceback|Current thread) .*\n(?:[ \t].*\n?)*", re.MULTILINE)
+_ANEW = (
+    "Run estream device doctor. If it finds nothing, put all there anew: estream device clean --all, then"
+    " estream device push --bundle BUNDLE PACKAGE"
+)
 _KILLED = {
     signal.SIGSEGV: ("crashed", "A library on the phone crashed: estream device doctor tries them one by one"),
     signal.SIGABRT: ("gave up", "A library on the phone gave up: estream device doctor tries them one by one"),
@@ -89,33 +100,57 @@ def ask(
 ) -> Answer:
     """Runs one command of the phone's program. Whatever ends this function ends the program, too.
 
+    Where what Python compiled there may be damaged, as a full phone leaves it, that is removed, and the program is
+    started once more.
+
     Raises EStreamError: the phone's own error, as it was raised there; PhoneError where the program is missing, was
     killed or said nothing; ProtocolError where it is of another version; DeviceError where the connection broke.
     """
-    program = (f"{layout.python}/bin/python3", f"{layout.app}/estream_phone.py", command)
-    line = json.dumps({"estream": PROTOCOL, "libraries": layout.libraries, **request})
-    heard = _Heard(listener or Listener())
-    with device.stream(*program, env=layout.environment, label="the phone's program") as process:
-        try:
-            process.send(f"{line}\n".encode())
-            for said in process.lines():
-                heard.line(said)
-            status = process.finish()
-        finally:
-            for text in process.err.decode(errors="replace").splitlines():
-                _log.info("phone: %s", text)
-        said_last = heard.noise + process.err.decode(errors="replace")
+    line = json.dumps({"estream": PROTOCOL, "libraries": layout.libraries, **request}).encode()
+    heard = _converse(device, layout, layout.environment, command, line, listener)
+    if heard.may_be_bytecode and _remove_bytecode(device, layout):
+        _log.warning("what Python compiled on the phone may be damaged: removed %s, trying once more", layout.bytecode)
+        heard = _converse(device, layout, layout.fresh_environment, command, line, listener)
     if heard.failure is not None:
-        raise heard.failure
+        raise _of_the_copy(heard.failure, request.get("package"))
     if heard.hello is None or heard.result is None:
-        raise _ended(status, said_last, heard.hello is not None)
-    if status:
-        _log.warning("the phone's program had its result, and then %s", _how(status))
+        raise _ended(heard.status, heard.noise, heard.hello is not None)
+    if heard.status:
+        _log.warning("the phone's program had its result, and then %s", _how(heard.status))
     return Answer(heard.hello, heard.result)
 
 
+def _converse(
+    device: Device,
+    layout: PhoneLayout,
+    environment: Mapping[str, str],
+    command: str,
+    request: bytes,
+    listener: Listener | None,
+) -> _Heard:
+    program = (f"{layout.python}/bin/python3", f"{layout.app}/estream_phone.py", command)
+    heard = _Heard(listener or Listener())
+    with device.stream(*program, env=environment, label="the phone's program") as process:
+        try:
+            process.send(request + b"\n")
+            for said in process.lines():
+                heard.line(said)
+            heard.status = process.finish()
+        finally:
+            for text in process.err.decode(errors="replace").splitlines():
+                _log.info("phone: %s", text)
+        heard.noise += process.err.decode(errors="replace")
+    return heard
+
+
+def _remove_bytecode(device: Device, layout: PhoneLayout) -> bool:
+    """Whether there was any."""
+    remove = '[ -d "$1" ] && rm -rf "$1"'
+    return device.shell("sh", "-c", remove, "sh", layout.bytecode, check=False).status == 0
+
+
 class _Heard:
-    """What was said so far. noise: lines that are no events."""
+    """What was said so far. noise: lines that are no events, and in the end stderr. status: how the program ended."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -123,6 +158,14 @@ class _Heard:
         self.result: dict[str, Any] | None = None
         self.failure: EStreamError | None = None
         self.noise = ""
+        self.status = 0
+
+    @property
+    def may_be_bytecode(self) -> bool:
+        """Whether it ended as a program does whose compiled modules are damaged."""
+        if self.failure is not None:
+            return isinstance(self.failure, PhoneError) and _BYTECODE.search(self.failure.thing) is not None
+        return self.hello is None and self.status not in _NO_PYTHON
 
     def line(self, line: bytes) -> None:
         listener, event = self._listener, parse(line)
@@ -149,14 +192,37 @@ class _Heard:
             self.result = event.fields
 
 
+def _of_the_copy(error: EStreamError, package: object) -> EStreamError:
+    """An error about the phone's copy of a package, with what is to be done about a copy; others as they are.
+
+    package: its folder on the phone.
+    """
+    step, told = error.next_step or "", f"{error.thing} {error.asked} {error.had} {error.next_step}"
+    if not isinstance(package, str) or not isinstance(error, PackageError | FlashError | PhoneError):
+        return error
+    if (package not in told and "estream verify" not in told) or "device push" in step or "--no-direct-io" in step:
+        return error
+    name = shlex.quote(PurePosixPath(package).name)
+    if "estream compile" in step:
+        step = f"{step.replace(package, name)}, then estream device push {name}"
+    else:
+        step = f"Push it again: estream device push {name}. If that sends nothing: estream device clean {name} first"
+    return type(error)(error.thing, asked=error.asked, had=error.had, next_step=step)
+
+
 def _ended(status: int, said: str, began: bool) -> PhoneError:
     """Why there is no answer. said: what the program printed beside events."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in _FRAMES.sub("", said).splitlines() if line.strip()]
     tail = " | ".join(lines[-3:])[-600:] or None
-    if not began and status in (126, 127):
+    if not began and status in _NO_PYTHON:
         return PhoneError("EStream is not on the phone, or does not start there", had=tail, next_step=PUSH)
     known = _KILLED.get(_signal(status))  # type: ignore[arg-type]
-    step = known[1] if known else "Run it again with -v to see all that was printed" if began else PUSH
+    if "No space left" in said:
+        step = SPACE
+    elif known:
+        step = known[1]
+    else:
+        step = "Run it again with -v to see all that was printed" if began else _ANEW
     return PhoneError(f"the phone's program {_how(status)} before it had an answer", had=tail, next_step=step)
 
 

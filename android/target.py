@@ -37,7 +37,7 @@ def check_root(root: str) -> str:
     """The folder without trailing or doubled slashes. Raises UsageError: not absolute, or `..` in it."""
     path = PurePosixPath(root)
     if not path.is_absolute() or ".." in path.parts or "\0" in root:
-        raise UsageError("--target must be an absolute path on the phone, without ..", asked=root)
+        raise UsageError("must be an absolute path on the phone, without ..", asked=root)
     return re.sub(r"^/+", "/", str(path))
 
 

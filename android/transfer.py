@@ -59,9 +59,10 @@ class Transfer:
         listed = self._device.script(_LOOK, staging, timeout_s=60 + len(archive) / _SLOWEST).out.decode()
         hashes, _, times = listed.partition("\n\n")
         sums, stats = parse_sums(hashes), parse_stat(times)
-        for file in batch:
-            if sums.get(file.path) != file.sha256:
-                raise _damaged(file)
+        damaged = [file for file in batch if sums.get(file.path) != file.sha256]
+        if damaged:
+            self._device.script('rm -rf "$1"', staging)
+            raise _damaged(damaged[0])
         self._device.shell("sh", "-s", stdin=_moves(batch, staging, self._folder.path).encode())
         for file in batch:
             self._folder.verified[file.path] = Verified(*stats[file.path], file.sha256)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from android.bundle import MANIFEST
@@ -58,21 +59,18 @@ def _version(document: dict[str, Any]) -> Finding:
 
 
 def _files(device: Device, layout: PhoneLayout, document: dict[str, Any]) -> Finding:
-    """By the record of what was pushed and verified: sizes and times only."""
-    folder = PhoneFolder(device, layout.root)
     entries = document.get("files")
     named = [entry["path"] for entry in entries if "path" in entry] if isinstance(entries, list) else []
-    changed = [name for name in [*named, MANIFEST] if name not in folder.verified]
+    names = [*named, MANIFEST]
+    changed = _changed(names, PhoneFolder(device, layout.root))
     if changed:
-        most = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
-        found = f"{len(changed)} of {len(named) + 1} are missing, or not as they were pushed: {most}"
-        return Finding(AREA, "files", "missing", found, "cpu", _PUSH)
-    return Finding(AREA, "files", "ok", f"{len(named) + 1}, as they were pushed")
+        return Finding(AREA, "files", "missing", changed, "cpu", _PUSH)
+    return Finding(AREA, "files", "ok", f"{len(names)}, as they were pushed")
 
 
 def _python(device: Device, layout: PhoneLayout) -> list[Finding]:
     """Whether it starts; then what it finds itself, as `estream doctor` does on a host."""
-    program, env = f"{layout.python}/bin/python3", layout.environment
+    program, env = f"{layout.python}/bin/python3", layout.fresh_environment
     started = device.shell(program, "-c", "import sys; print(sys.version.split()[0])", env=env, check=False)
     if started.status:
         return [Finding(AREA, "Python", "missing", *_why(started.status, started.err, program))]
@@ -107,24 +105,34 @@ def _models(device: Device, layout: PhoneLayout, soc: Soc | None) -> list[Findin
     """Which are whole, and have contexts for this phone."""
     try:
         names = models_on(device, layout)
+        return [_model(PhoneFolder(device, f"{layout.models}/{name}"), name, soc) for name in names] or [
+            Finding(AREA, "models", "warning", "none", "cpu", "Push one: estream device push PACKAGE")
+        ]
     except DeviceError as error:
         if error.status is None:
             raise
         return [Finding(AREA, "models", "warning", error.thing, "cpu", error.next_step)]
-    if not names:
-        return [Finding(AREA, "models", "warning", "none", "cpu", "Push one: estream device push PACKAGE")]
-    findings = []
-    for name in names:
-        place = f"{layout.models}/{name}"
-        look = '[ -e "$1/$2" ] && echo whole; [ -d "$1/$3" ] && echo contexts; true'
-        folder = f"{CONTEXTS}/{soc.name}" if soc is not None else CONTEXTS
-        has = device.script(look, place, MODEL, folder).out.decode().split()
-        if "whole" not in has:
-            step = f"Push it again, it goes on where it ended: estream device push {shlex.quote(name)}"
-            findings.append(Finding(AREA, "model", "warning", f"{name}: not completely pushed", "cpu", step))
-        elif "contexts" not in has and soc is not None:
-            step = f"Compile them and push again: estream compile {shlex.quote(name)} --soc {soc.name}"
-            findings.append(Finding(AREA, "model", "warning", f"{name}: no contexts for {soc.name}", "htp", step))
-        else:
-            findings.append(Finding(AREA, "model", "ok", name))
-    return findings
+
+
+def _model(folder: PhoneFolder, name: str, soc: Soc | None) -> Finding:
+    push = f"estream device push {shlex.quote(name)}"
+    if MODEL not in folder.present:
+        step = f"Push it again, it goes on where it ended: {push}"
+        return Finding(AREA, "model", "warning", f"{name}: not completely pushed", "cpu", step)
+    pushed = sorted({MODEL, *folder.pushed})
+    changed = _changed(pushed, folder)
+    if changed:
+        return Finding(AREA, "model", "warning", f"{name}: {changed}", "cpu", f"Push it again: {push}")
+    if soc is not None and not any(file.startswith(f"{CONTEXTS}/{soc.name}/") for file in folder.present):
+        step = f"Compile them and push again: estream compile {shlex.quote(name)} --soc {soc.name}"
+        return Finding(AREA, "model", "warning", f"{name}: no contexts for {soc.name}", "htp", step)
+    return Finding(AREA, "model", "ok", name)
+
+
+def _changed(names: Sequence[str], folder: PhoneFolder) -> str | None:
+    """What is not as the record of what was pushed and verified has it, by sizes and times; None: nothing."""
+    changed = [name for name in names if name not in folder.verified]
+    if not changed:
+        return None
+    most = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
+    return f"{len(changed)} of {len(names)} are missing, or not as they were pushed: {most}"

@@ -1,6 +1,6 @@
 """The `estream` command: parses the arguments, runs one command, turns errors into messages and exit statuses.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads our output, 143 terminated.
+Exit status: 0 done, 1 failed, 2 wrong usage, 129 hung up, 130 interrupted, 141 nobody reads our output, 143 terminated.
 """
 
 from __future__ import annotations

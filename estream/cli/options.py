@@ -13,6 +13,10 @@ from estream.units import parse_size
 from estream.whole_file import output_target
 
 
+class OutputError(UsageError):
+    """An output that cannot, or must not, be written."""
+
+
 def size(text: str) -> int:
     """An argparse type: '1.5GiB' → bytes."""
     try:
@@ -84,7 +88,7 @@ def check_outputs(outputs: Mapping[str, Path | None], package: Path) -> None:
     outputs: option to path, None where the option was not given.
 
     Raises:
-        UsageError: no such folder, not a regular file, inside the package, or the file of another option.
+        OutputError: no such folder, not a regular file, inside the package, or the file of another option.
     """
     targets: dict[Path, str] = {}
     for option, path in outputs.items():
@@ -93,11 +97,11 @@ def check_outputs(outputs: Mapping[str, Path | None], package: Path) -> None:
         try:
             target = output_target(path)
         except UsageError as error:
-            raise UsageError(f"{option}: {error.thing}", next_step=error.next_step) from None
+            raise OutputError(f"{option}: {error.thing}", next_step=error.next_step) from None
         if not target.parent.is_dir():
-            raise UsageError(f"{option}: no folder {path.parent}", asked=path, next_step="Create the folder first")
+            raise OutputError(f"{option}: no folder {path.parent}", asked=path, next_step="Create the folder first")
         if target.is_relative_to(os.path.realpath(package)):
-            raise UsageError(f"{option}: {path} is inside the package {package}", next_step="Name a file elsewhere")
+            raise OutputError(f"{option}: {path} is inside the package {package}", next_step="Name a file elsewhere")
         if target in targets:
-            raise UsageError(f"{targets[target]} and {option} name the same file", asked=path, next_step="Name two")
+            raise OutputError(f"{targets[target]} and {option} name the same file", asked=path, next_step="Name two")
         targets[target] = option

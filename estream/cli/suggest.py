@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from estream.cli.options import OutputError
+
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
 
 
@@ -26,10 +28,11 @@ def choice_hint(message: str) -> str:
 def missing_path_hint(arguments: Mapping[str, object], message: str, error: BaseException) -> str:
     """Near names for an argument that `message` is about and that does not exist, to follow `message`; or nothing.
 
-    error: what `message` tells. Where the system had another reason than a missing file, nothing was misspelt.
+    error: what `message` tells. Where the system had another reason than a missing file, nothing was misspelt; nor is
+    an output, which is new.
     """
     reason = error if isinstance(error, OSError) else error.__cause__
-    if isinstance(reason, OSError) and not isinstance(reason, FileNotFoundError):
+    if isinstance(error, OutputError) or (isinstance(reason, OSError) and not isinstance(reason, FileNotFoundError)):
         return ""
     for path in arguments.values():
         if isinstance(path, Path) and str(path) in message and not os.path.exists(path):

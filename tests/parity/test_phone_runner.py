@@ -139,7 +139,9 @@ def test_a_damaged_copy_and_the_command_s_status(
         Engine(copy)
     command = ["device", "run", str(package), "--ids", "1", "--backend", "cpu"]
     assert main(command) == 1
-    assert f"estream: error: {here.value}" in capsys.readouterr().err
+    step = f"Push it again: estream device push {package.name}. If that sends nothing: estream device clean"
+    told = str(PackageError(here.value.thing, asked=here.value.asked, had=here.value.had, next_step=step))
+    assert f"estream: error: {told}" in capsys.readouterr().err
     shutil.rmtree(copy)
     assert main(command) == 1
     assert f"{package.name} is not on the phone" in capsys.readouterr().err

@@ -326,6 +326,19 @@ def test_names_what_does_not_fit(tmp_path: Path, spoil: Spoil, message: str) -> 
     assert problems(tmp_path, downloads) == [message]
 
 
+def test_names_that_lead_to_no_file_are_told(tmp_path: Path) -> None:
+    folder = whole().write(tmp_path / "downloads")
+    (folder / ORT).unlink()
+    (folder / ORT).symlink_to(tmp_path / "nowhere.aar")
+    (folder / "gson.aar").mkdir()
+    with pytest.raises(IncompleteError) as told:
+        build_bundle(folder, tmp_path / "out", phone=phone(tmp_path / "phone"))
+    assert [str(problem) for problem in told.value.problems] == [
+        "gson.aar is no file (had a folder). Take it out of the folder, or fetch the file",
+        f"{ORT} is no file (had a link that leads nowhere). Take it out of the folder, or fetch the file",
+    ]
+
+
 def cut(name: str) -> Spoil:
     def spoil(downloads: FakeDownloads) -> None:
         content = downloads.take(name)

@@ -93,6 +93,10 @@ def test_near_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in line, line
     assert "mean" not in near(capsys, "verify", str(tmp_path / "something else"))[1]
     assert "mean" not in near(capsys, "verify", str(tmp_path / "none" / "olmo"))[1]
+    (tmp_path / "mk.py").touch()
+    same = str(tmp_path / "m.py")
+    status, line = near(capsys, "prefill", missing, "--ids", "1", "--trace", same, "--plot", same)
+    assert status == 2 and "name the same file" in line and "mean" not in line
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("1.5GiB", 3 << 29), ("800M", 800 << 20), ("2GB", 2 * 10**9)])
@@ -147,7 +151,7 @@ def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal(monkeypatch: pytest.
 def test_exit_statuses_are_documented() -> None:
     text = (ROOT / "README.md").read_text()
     _, _, statuses = text.partition("Exit status")
-    for status in ("0", "1", "2", "130", "141"):
+    for status in ("0", "1", "2", "129", "130", "141", "143"):
         assert f"{status} " in statuses.split("\n\n")[0]
 
 

@@ -185,7 +185,7 @@ def test_exit_statuses_and_both_outputs(device: Device, phone: FakePhone) -> Non
     done = device.shell("sh", "-c", "echo out; echo err >&2; exit 7", check=False)
     assert (done.status, done.out, done.err) == (7, b"out\n", b"err\n")
     for status in (1, 255):
-        with pytest.raises(DeviceError, match=f"sh on {SERIAL}: status {status} .had error: closed") as caught:
+        with pytest.raises(DeviceError, match=f"a command on {SERIAL}: status {status} .had error: closed") as caught:
             device.shell("sh", "-c", f"echo error: closed >&2; exit {status}")
         assert caught.value.status == status
     assert device.shell("sh", "-c", "kill -9 $$", check=False).status == 137

@@ -98,9 +98,18 @@ def test_nothing_is_removed_without_being_named(phone: FakePhone, capsys: pytest
     assert phone.calls() == []
 
 
+@pytest.mark.parametrize("words", [["--all", "x.estream"], ["--all", "--models"], ["--models", "x.estream"]])
+def test_what_is_named_beside_all_is_refused(
+    phone: FakePhone, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["device", "clean", *words]) == 2
+    assert "removes more than what is named beside it" in capsys.readouterr().err
+    assert phone.calls() == [] and phone.at("models/x.estream").exists()
+
+
 @pytest.mark.parametrize("target", ["estream", "/data/local/tmp/../x", ""])
 def test_targets_that_are_no_folders_of_a_phone(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["device", "clean", "--all", "--target", target])
     assert left.value.code == 2
-    assert "--target must be an absolute path" in capsys.readouterr().err
+    assert "argument --target: must be an absolute path on the phone, without .. (asked" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from android.adb import Device, DeviceError, choose_device
-from android.contents import bundle_contents
+from android.contents import Contents, PhoneFile, bundle_contents
 from android.doctor import PhoneDiagnosis, examine_phone
 from android.layout import PhoneLayout
 from android.properties import find_phone_soc
 from android.push import push
+from android.record import RECORD
 from estream.cli.main import main
 from estream.version import __version__
 from tests.support.fake_phone import TARGET, FakePhone
@@ -63,6 +65,18 @@ def with_bundle(
     push(device, TARGET, bundle_contents(write_bundle(tmp_path / "bundle", files, estream), PhoneLayout()))
 
 
+def push_model(tmp_path: Path, device: Device, name: str, soc: str) -> None:
+    """Two files and a manifest."""
+    files = []
+    for path in ("experts.bin", f"graphs/htp/{soc}/expert.bin", "model.json"):
+        local = tmp_path / name / path
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(path.encode())
+        files.append(PhoneFile(path, local, len(path), hashlib.sha256(path.encode()).hexdigest()))
+    *most, manifest = files
+    push(device, TARGET, Contents(name, f"{TARGET}/models/{name}", manifest, tuple(most)))
+
+
 def look(device: Device, backend: str = "htp") -> tuple[PhoneDiagnosis, dict[str, tuple[str, str]]]:
     diagnosis = examine_phone(device, PhoneLayout(), backend)
     for finding in diagnosis.findings:
@@ -74,10 +88,9 @@ def test_a_phone_that_lacks_nothing(
     phone: FakePhone, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_bundle(tmp_path, device)
-    for folder in ("whole.estream/graphs/htp/sm8650", "no contexts.estream/graphs/htp/sm8550", "half.estream"):
-        phone.at(f"models/{folder}").mkdir(parents=True)
-    for name in ("whole.estream", "no contexts.estream"):
-        phone.at(f"models/{name}/model.json").write_text("{}")
+    push_model(tmp_path, device, "whole.estream", "sm8650")
+    push_model(tmp_path, device, "no contexts.estream", "sm8550")
+    phone.at("models/half.estream").mkdir()
     diagnosis, found = look(device)
     assert diagnosis.ok
     assert found["model"] is not None
@@ -280,3 +293,23 @@ def test_a_connection_that_breaks_is_no_finding(phone: FakePhone, device: Device
 def test_socs(model: str, platform: str, name: str | None) -> None:
     soc = find_phone_soc({"ro.soc.model": model, "ro.board.platform": platform})
     assert (soc and soc.name) == name
+
+
+def test_models_that_are_not_as_they_were_pushed(phone: FakePhone, device: Device, tmp_path: Path) -> None:
+    with_bundle(tmp_path, device)
+    for name in ("removed", "changed", "forgotten"):
+        push_model(tmp_path, device, name, "sm8650")
+    phone.at("models/removed/experts.bin").unlink()
+    phone.at("models/changed/experts.bin").write_bytes(b"experts.bim")
+    os.utime(phone.at("models/changed/experts.bin"), (1, 1))
+    phone.at(f"models/forgotten/{RECORD}").unlink()
+    diagnosis, _ = look(device)
+    models = {one.found: one for one in diagnosis.findings if one.name == "model" and one.area == "estream"}
+    assert set(models) == {
+        "removed: 1 of 3 are missing, or not as they were pushed: experts.bin",
+        "changed: 1 of 3 are missing, or not as they were pushed: experts.bin",
+        "forgotten: 1 of 1 are missing, or not as they were pushed: model.json",
+    }
+    for finding in models.values():
+        name = finding.found.partition(":")[0]
+        assert (finding.status, finding.next_step) == ("warning", f"Push it again: estream device push {name}")

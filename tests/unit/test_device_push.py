@@ -100,7 +100,7 @@ def test_everything_is_sent_once(phone: FakePhone, device: Device, bundle: Conte
     assert sent(again) == (0, 0, 0)
     assert (again.files_skipped, again.bytes_skipped) == (len(FILES) + 1, bundle.nbytes)
     new = [" ".join(call) for call in phone.calls()[before:]]
-    assert len(new) <= 3 and not any("sha256sum" in call or "cat >" in call for call in new)
+    assert len(new) <= 4 and not any("sha256sum" in call or "cat >" in call for call in new)
 
 
 @pytest.mark.parametrize("how", ["touched", "changed", "removed", "record lost", "record damaged"])
@@ -131,7 +131,7 @@ def test_an_interrupted_push_goes_on(phone: FakePhone, device: Device, bundle: C
     phone.fail("exec cat >>", "cut", cut)
     with pytest.raises(DeviceError, match=r"sending lib/libbig\.so: the connection to 1a2b3c4d broke") as caught:
         push(device, TARGET, bundle)
-    assert "run the command again" in str(caught.value.next_step)
+    assert "run the command again: a push goes on where it ended" in str(caught.value.next_step)
     assert not phone.at("lib/libbig.so").exists() and not phone.at("bundle.json").exists()
     assert phone.at("lib/libbig.so.estream-part").stat().st_size == cut
     report = push(device, TARGET, bundle)
@@ -171,8 +171,11 @@ def test_damage_here(phone: FakePhone, device: Device, bundle: Contents, tmp_pat
     path = tmp_path / "bundle" / name
     data = path.read_bytes()
     path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(PackageError, match=f"{name} is damaged: it does not match its SHA-256"):
+    with pytest.raises(PackageError, match=f"{name} is damaged: it does not match its SHA-256") as caught:
         push(device, TARGET, bundle)
+    step = "Build the bundle again, and push again. Or remove what was sent: estream device clean --all"
+    assert str(caught.value.next_step).startswith(step)
+    assert not [path for path in phone.at().rglob("*") if "estream-incoming" in path.name]
     assert not phone.at(name).exists() and not phone.at("bundle.json").exists()
 
 
@@ -260,11 +263,15 @@ def test_a_package_with_a_hostile_name(
 def test_what_is_wrong_here_is_said_before_a_phone_is_looked_for(
     phone: FakePhone, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    other = tmp_path / "other" / package.name
+    shutil.copytree(package, other)
     cases: Sequence[tuple[list[str], int, str]] = [
         ([], 2, "nothing to push"),
-        ([str(tmp_path / "none")], 1, "is not a packed model"),
+        ([str(tmp_path / "none")], 2, "none is not a packed model (had no such folder). Give the folder"),
+        ([__file__], 2, "test_device_push.py is not a packed model (had a file). Give the folder"),
         (["--bundle", str(tmp_path)], 1, "is not a bundle"),
-        ([str(package), str(package)], 2, "two packages have the same name"),
+        ([str(package), f"{package}/."], 2, "is named twice. Name it once"),
+        ([str(package), str(other)], 2, "two packages have the same name"),
     ]
     for arguments, status, words in cases:
         assert main(["device", "push", *arguments]) == status
@@ -288,3 +295,32 @@ def test_names_that_a_phone_cannot_have(tmp_path: Path) -> None:
     path = make_package(tmp_path).rename(tmp_path / "a\nb.estream")
     with pytest.raises(UsageError, match="no name for a folder on the phone"):
         package_contents(path, LAYOUT, None)
+
+
+def test_what_python_compiled_goes_with_a_push_of_the_bundle(
+    phone: FakePhone, device: Device, bundle: Contents
+) -> None:
+    push(device, TARGET, bundle)
+    phone.file(f"{TARGET[1:]}/bytecode/x.pyc", "")
+    assert sent(push(device, TARGET, bundle)) == (0, 0, 0)
+    assert not phone.at("bytecode").exists()
+
+
+def test_no_message_names_sh(phone: FakePhone, device: Device, bundle: Contents) -> None:
+    phone.fail("find . -type f -exec stat", "closed")
+    with pytest.raises(DeviceError, match=f"^the connection to {SERIAL} broke .had error: closed"):
+        push(device, TARGET, bundle)
+
+
+def test_one_wording_for_what_is_no_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    none = str(tmp_path / "none.estream")
+    for words in (
+        ["run", none, "--ids", "1"],
+        ["bench", none],
+        ["calibrate", none],
+        ["push", none],
+        ["bundle", "--from", str(tmp_path), "--out", str(tmp_path / "out"), "--package", none],
+    ):
+        assert main(["device", *words]) == 2
+        expected = "is not a packed model (had no such folder). Give the folder that estream pack wrote\n"
+        assert capsys.readouterr().err == f"estream: error: {none} {expected}"

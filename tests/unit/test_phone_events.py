@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,11 @@ def test_errors_cross_as_they_are(error: EStreamError) -> None:
             "[Errno 2] No such file or directory: '/x'",
             "on the phone: No such file or directory: '/x'",
         ),
+        (
+            "OSError",
+            "[Errno 28] No space left on device: '/x'",
+            "on the phone: No space left on device: '/x'. Free space on the phone: estream device clean",
+        ),
         ("MemoryError", "", "the phone has no memory left. Give a smaller --memory or prompt"),
         ("ZeroDivisionError", "division by zero", "on the phone: unexpected ZeroDivisionError: division by zero"),
         ("DeviceError", "x", "on the phone: unexpected DeviceError: x"),
@@ -110,7 +116,7 @@ def test_errors_that_are_not_ours(kind: str, thing: str, words: str) -> None:
 
 
 class Scripted:
-    """A device whose program says some lines and ends."""
+    """A device whose program says some lines and ends, and where Python has compiled nothing."""
 
     serial = "FAKE:1"
 
@@ -121,6 +127,9 @@ class Scripted:
     def stream(self, *argv: str, env: dict[str, str], label: str) -> Iterator[Any]:
         self.argv, self.env = argv, env
         yield self
+
+    def shell(self, *argv: str, check: bool) -> Any:
+        return SimpleNamespace(status=1)
 
     def send(self, data: bytes) -> None:
         self.sent += data
@@ -168,7 +177,7 @@ def test_a_conversation() -> None:
     ("said", "status", "words"),
     [
         ([], 127, "EStream is not on the phone, or does not start there (had sh: python3: not found). Push the bundle"),
-        ([], 2, "ended with status 2 before it had an answer (had sh: python3: not found). Push the bundle again"),
+        ([], 2, "ended with status 2 before it had an answer (had sh: python3: not found). Run estream device doctor"),
         ([line("hello", **HELLO)], 0, "ended with status 0 before it had an answer"),
         ([line("hello", **HELLO)], 139, "crashed (SIGSEGV, status 139) before it had an answer"),
         ([line("hello", **HELLO)], 137, "was killed, probably by Android's low-memory killer (SIGKILL, status 137)"),
@@ -181,6 +190,65 @@ def test_no_answer(said: list[bytes], status: int, words: str) -> None:
         asked(Scripted(said, status, b"\nsh: python3: not found\n"))
     assert words in str(raised.value)
     assert raised.value.next_step and raised.value.exit_status == 1
+
+
+TRACEBACK = b"""Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding
+Traceback (most recent call last):
+  File "<frozen importlib._bootstrap>", line 1360, in _find_and_load
+  File "<frozen importlib._bootstrap_external>", line 784, in get_code
+EOFError: marshal data too short
+"""
+
+
+@pytest.mark.parametrize(
+    ("err", "words"),
+    [
+        (
+            TRACEBACK,
+            "encoding | EOFError: marshal data too short). Run estream device doctor. If it finds nothing, put",
+        ),
+        (b"OSError: [Errno 28] No space left on device\n", "No space left on device). Free space on the phone: est"),
+    ],
+)
+def test_a_program_that_does_not_start_has_a_remedy(err: bytes, words: str) -> None:
+    with pytest.raises(PhoneError) as raised:
+        asked(Scripted([], 1, err))
+    assert words in str(raised.value) and "importlib" not in str(raised.value)
+
+
+COPY = "/data/local/tmp/estream/models/a b.estream"
+
+
+@pytest.mark.parametrize(
+    ("kind", "thing", "step", "expected"),
+    [
+        ("PackageError", f"{COPY}/dense.safetensors: size in bytes", "Copy the package again", "device push 'a b.est"),
+        ("PackageError", f"{COPY} is not a packed model", "Give the folder that estream pack wrote", "device push 'a"),
+        (
+            "FlashError",
+            "layer 1: other bytes",
+            "Run `estream verify` to see",
+            "estream device clean 'a b.estream' first",
+        ),
+        ("FileNotFoundError", f"[Errno 2] No such file or directory: '{COPY}/x'", None, "device push 'a b.estream'"),
+        (
+            "PackageError",
+            f"{COPY}/graphs/htp/sm8650/manifest.json: field qairt",
+            f"Compile again: estream compile {COPY} --soc sm8650",
+            "Compile again: estream compile 'a b.estream' --soc sm8650, then estream device push 'a b.estream'",
+        ),
+        ("FlashError", f"{COPY}/x", "try again with --no-direct-io.", "try again with --no-direct-io."),
+        ("PackageError", f"{COPY}: other", "Push it: estream device push x", "Push it: estream device push x"),
+        ("MemoryBudgetError", f"{COPY}: no room", "Give more", "Give more"),
+    ],
+)
+def test_the_next_step_about_a_copy_is_to_push_it(kind: str, thing: str, step: str | None, expected: str) -> None:
+    parts = {"asked": None, "had": None, "next_step": step, "exit_status": 1}
+    said = [line("hello", **HELLO), line("error", **{"class": kind}, thing=thing, **parts)]
+    with pytest.raises(EStreamError) as raised:
+        ask(Scripted(said, 1), PhoneLayout(), "run", {"package": COPY})  # type: ignore[arg-type]
+    found = raised.value.next_step or ""
+    assert expected in found and "verify" not in found and COPY not in found
 
 
 def test_the_end_of_what_was_printed_is_quoted() -> None:

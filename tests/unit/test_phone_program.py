@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from android.session import ask
+from estream.errors import UsageError
 from tests.support.fake_device import FakeDevice
 
 ABSENT = ("onnx", "rich", "onnxruntime", "psutil", "estream.cli")
@@ -140,3 +142,22 @@ def test_probe_finds_what_is_missing(phone: FakeDevice) -> None:
 def nothing_is_left(phone: FakeDevice) -> Iterator[None]:
     yield
     assert all(not process.stopped_by_force for process in phone.processes)
+
+
+@pytest.mark.parametrize("damaged", ["**/*.pyc", "**/estream/engine*.pyc"], ids=["before hello", "after it"])
+def test_what_a_full_phone_compiled_in_part_stops_no_run(
+    phone: FakeDevice, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("android.session._log.warning", lambda text, *parts: told.append(text % parts))
+    bytecode = Path(phone.layout.bytecode)
+    with pytest.raises(UsageError, match="the request's ids"):  # as far as it comes without a package
+        ask(phone, phone.layout, "run", {})  # type: ignore[arg-type]
+    compiled = list(bytecode.glob(damaged))
+    assert compiled
+    for path in compiled:
+        os.truncate(path, 40)  # whole header, no code
+    with pytest.raises(UsageError, match="the request's ids"):
+        ask(phone, phone.layout, "run", {})  # type: ignore[arg-type]
+    assert told == [f"what Python compiled on the phone may be damaged: removed {bytecode}, trying once more"]
+    assert not bytecode.exists()

@@ -9,7 +9,7 @@ from estream.cli import report
 from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console
 from estream.cli.device.engine import BACKEND, phone_options
-from estream.cli.device.options import add_device, device_from
+from estream.cli.device.options import add_device, check_package, device_from
 from estream.cli.options import add_json, folder, positive
 from estream.cli.progress import Progress
 from estream.units import format_seconds
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.package.reader import Package
     from estream.prompt import longest_prompt
 
+    check_package(args.package)
     package = Package.open(args.package)
     longest_prompt(max(args.tokens), package.architecture.context, "--tokens")
     device, layout = device_from(args)

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from estream.cli.console import Console, table
+from estream.cli.device.options import check_package
 from estream.cli.options import add_json, folder
 from estream.cli.progress import Progress
 from estream.units import format_bytes
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from android.bundle import build_bundle
     from android.problems import IncompleteError
 
+    if args.package is not None:
+        check_package(args.package)
     try:
         with Progress(console) as progress:
             bundle = build_bundle(

@@ -9,7 +9,7 @@ import time
 from estream.cli.calibrate import report
 from estream.cli.console import Console
 from estream.cli.device.engine import BACKEND, phone_options
-from estream.cli.device.options import add_device, device_from
+from estream.cli.device.options import add_device, check_package, device_from
 from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive
 from estream.cli.progress import Progress
 from estream.units import format_seconds
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.cache import cache_folder
     from estream.package.reader import Package
 
+    check_package(args.package)
     check_outputs({"--out": args.out}, args.package)
     Package.open(args.package)
     device, layout = device_from(args)

@@ -34,6 +34,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Removes, and says what was freed."""
     if not (args.model or args.models or args.runs or args.all):
         raise UsageError("nothing to remove", next_step="Name a model, or give --runs, --models or --all")
+    if (args.all and (args.model or args.models or args.runs)) or (args.models and args.model):
+        more = "--all" if args.all else "--models"
+        step = f"Leave out {more}, or the rest"
+        raise UsageError(f"{more} removes more than what is named beside it", next_step=step)
     from android.clean import clean
 
     device, layout = device_from(args)

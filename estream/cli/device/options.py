@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estream.errors import UsageError
@@ -36,3 +37,11 @@ def device_from(args: argparse.Namespace) -> tuple[Device, PhoneLayout]:
     from android.layout import ROOT, PhoneLayout
 
     return choose_device(args.serial), PhoneLayout(args.target or ROOT)
+
+
+def check_package(path: Path) -> None:
+    """Raises UsageError where `path` cannot be meant for a packed model. What is wrong with one, its reader tells."""
+    if (path / "model.json").is_file():
+        return
+    had = "no model.json in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
+    raise UsageError(f"{path} is not a packed model", had=had, next_step="Give the folder that estream pack wrote")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from estream.cli.console import Console
-from estream.cli.device.options import add_device, device_from
+from estream.cli.device.options import add_device, check_package, device_from
 from estream.cli.options import add_json, folder
 from estream.cli.progress import Progress
 from estream.errors import UsageError
@@ -43,10 +44,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     # What is wrong here is said before a phone is looked for.
     layout = PhoneLayout(args.target or ROOT)
+    for package in args.package:
+        check_package(package)
     everything = [package_contents(package, layout, None) for package in args.package]
-    names = [contents.label for contents in everything]
-    if len(set(names)) < len(names):
-        raise UsageError("two packages have the same name", had=", ".join(names), next_step="Rename one")
+    places: dict[str, Path] = {}
+    for contents, package in zip(everything, args.package, strict=True):
+        other = places.setdefault(contents.label, package)
+        if other is not package:
+            if other.resolve() == package.resolve():
+                raise UsageError(f"{package} is named twice", next_step="Name it once")
+            raise UsageError("two packages have the same name", had=f"{other}, {package}", next_step="Rename one")
     bundle = None if args.bundle is None else bundle_contents(args.bundle, layout)
     device, _ = device_from(args)
     soc = find_phone_soc(read_properties(device)) if args.package else None

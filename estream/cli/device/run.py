@@ -10,7 +10,7 @@ from estream.cli import prompt, report
 from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console
 from estream.cli.device.engine import BACKEND, advice, phone_options
-from estream.cli.device.options import add_device, device_from
+from estream.cli.device.options import add_device, check_package, device_from
 from estream.cli.options import add_json, check_outputs, file, folder, positive
 from estream.cli.progress import Progress
 
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from estream.package.reader import Package
     from estream.prompt import check_prompt
 
+    check_package(args.package)
     check_outputs({"--logits": args.logits, "--hidden": args.hidden, "--trace": args.trace}, args.package)
     package = Package.open(args.package)
     tokenizer = prompt.tokenizer_for(args)
