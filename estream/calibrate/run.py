@@ -22,8 +22,8 @@ from estream.telemetry.memory import process_memory
 READ_BYTES = (1 << 20, 4 << 20, 16 << 20)
 LANES = (1, 2, 4, 8)
 ENOUGH = 0.95  # of the best rate: more lanes are only more threads
-_READ_S = 0.5
-_ROUNDS, _ROUND_S = 5, 0.4
+_READ_S, _ROUND_S = 0.5, 0.4
+_ROUNDS = 5
 
 Progress = Callable[[str, int, int], None]
 

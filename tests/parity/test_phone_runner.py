@@ -255,9 +255,9 @@ def test_calibrate_keeps_the_profile(
 ) -> None:
     monkeypatch.setenv("ESTREAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    for name, constants in (("run", r"_READ_S, _BOTH_S = .*"), ("reads", r"WARM_S = .*"), ("shape", r"SECONDS = .*")):
+    for name, constants in (("run", r"_READ_S, _ROUND_S = .*"), ("reads", r"WARM_S = .*"), ("shape", r"SECONDS = .*")):
         file = Path(phone.layout.app, f"estream/calibrate/{name}.py")  # as quick as it can be
-        quick = "_READ_S, _BOTH_S = 0.02, 0.02" if name == "run" else f"{constants.split()[0]} = 0.01"
+        quick = "_READ_S, _ROUND_S = 0.02, 0.02" if name == "run" else f"{constants.split()[0]} = 0.01"
         text, count = re.subn(f"(?m)^{constants}$", quick, file.read_text())
         assert count == 1
         file.write_text(text)
