@@ -104,6 +104,7 @@ def _start(port: int) -> tuple[int, int]:
     process = os.fork()
     if not process:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup pass its being ignored on
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         daemon.serve_forever()
     daemon.close()
