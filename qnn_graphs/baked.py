@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from qnn_graphs.copies import copied_nodes
 
 
 def bake(model: onnx.ModelProto, name: str, panels: Sequence[Mapping[str, np.ndarray]]) -> onnx.ModelProto:
@@ -36,13 +39,7 @@ def bake(model: onnx.ModelProto, name: str, panels: Sequence[Mapping[str, np.nda
         return key if key in kept else f"panel{panel}.{key}"
 
     for panel, weights in enumerate(panels):
-        for node in graph.node:
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.name = f"panel{panel}.{node.name}"
-            copy.input[:] = [renamed(panel, key) for key in node.input]
-            copy.output[:] = [renamed(panel, key) for key in node.output]
-            nodes.append(copy)
+        nodes += copied_nodes(graph, f"panel{panel}.", partial(renamed, panel))
         constants += [numpy_helper.from_array(array, renamed(panel, key)) for key, array in weights.items()]
     for output in outputs if len(panels) > 1 else ():
         total = renamed(0, output)

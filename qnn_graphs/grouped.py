@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import onnx
 from onnx import helper
+
+from qnn_graphs.copies import copied_nodes
 
 
 def group(model: onnx.ModelProto, slots: int) -> onnx.ModelProto:
@@ -21,13 +25,7 @@ def group(model: onnx.ModelProto, slots: int) -> onnx.ModelProto:
     inputs: list[onnx.ValueInfoProto] = []
     outputs: list[onnx.ValueInfoProto] = []
     for slot in range(slots):
-        for node in graph.node:
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.name = f"slot{slot}.{node.name}"
-            copy.input[:] = [renamed(slot, name) for name in node.input]
-            copy.output[:] = [renamed(slot, name) for name in node.output]
-            nodes.append(copy)
+        nodes += copied_nodes(graph, f"slot{slot}.", partial(renamed, slot))
         for values, copies in ((graph.input, inputs), (graph.output, outputs)):
             for value in values:
                 one = onnx.ValueInfoProto()

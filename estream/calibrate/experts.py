@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from estream.engine import Engine
 from estream.errors import UsageError
-from estream.layers.observe import Rows
+from estream.solver.load import LoadRecorder
 from estream.strategies.loads import ExpertLoads
 
 WINDOW = 512  # tokens
@@ -44,19 +41,8 @@ def measure_loads(engine: Engine, windows: np.ndarray, seed: int) -> ExpertLoads
     pool = engine.package.pool
     counts = {layer: np.zeros((len(windows), pool.experts), np.int64) for layer in pool.moe_layers}
     for number, ids in enumerate(windows):
-
-        def count(
-            layer: int,
-            graph: str,
-            rows: Rows,
-            arrays: Mapping[str, Any],
-            panel: int | None = None,
-            number: int = number,
-        ) -> None:
-            # Every panel of an expert sees all its rows: the first one counts.
-            if graph == "expert" and panel is not None and panel % pool.panels_per_expert == 0:
-                assert isinstance(rows, np.ndarray)
-                counts[layer][number, panel // pool.panels_per_expert] += len(rows)
-
-        engine.prefill(ids, logits=None, observe=count)
+        recorder = LoadRecorder(pool)
+        engine.prefill(ids, logits=None, observe=recorder)
+        for layer, rows in recorder.counts.items():
+            counts[layer][number] = rows
     return ExpertLoads.measured(engine.package, windows, seed, windows.shape[1], counts)

@@ -23,7 +23,6 @@ from estream.layers.state import State
 from estream.layers.weights import DenseWeights
 from estream.models.base import LayerPlan
 from estream.models.rope import Tables
-from estream.package.contexts import Contexts
 from estream.package.layout import INTEGER_GRAPHS, INTEGER_SCHEMES
 from estream.package.reader import Package
 from estream.routing import RouteTable
@@ -118,14 +117,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class RunnerOpening:
-    """What an expert runner is opened from. graphs and contexts: of target htp, else None. cleanup: where a runner
-    leaves what it must release; after an error, too."""
+    """What an expert runner is opened from. graphs: of target htp, else None. cleanup: where a runner leaves what it
+    must release; after an error, too."""
 
     target: Target
     package: Package
     state: PrefillState
     graphs: HtpGraphs | None
-    contexts: Contexts | None
     cleanup: ExitStack
 
 
@@ -153,14 +151,14 @@ def open_parts(
         integers = package.pool.panel.scheme in INTEGER_SCHEMES and target.graphs in INTEGER_GRAPHS
         state = State(target, package.architecture, max_tokens, integers=integers)
         attention = AttentionLayers(target, package, weights, state)
-        experts = runner(RunnerOpening(target, package, state, None, None, cleanup))
+        experts = runner(RunnerOpening(target, package, state, None, cleanup))
         return Parts(state, attention, experts, Head(target, package, weights, state))
     contexts = graphs.contexts
     half = HtpState(target, package.architecture, graphs, weights, max_tokens)
     return Parts(
         half,
         HtpAttention(graphs, package, weights, half),
-        runner(RunnerOpening(target, package, half, graphs, contexts, cleanup)),
+        runner(RunnerOpening(target, package, half, graphs, cleanup)),
         HtpHead(graphs, package, weights, half),
         {
             "soc": contexts.soc,

@@ -94,8 +94,8 @@ class PerExpertContexts(HtpExperts):
     """On htp: a compiled context for each expert, tiles of the ladder's middle rung, one per dispatch."""
 
     def __init__(self, opening: RunnerOpening, state: HtpState, options: Options) -> None:
-        assert opening.graphs is not None and opening.contexts is not None
-        target, package, soc = opening.target, opening.package, opening.contexts.soc
+        assert opening.graphs is not None
+        target, package, soc = opening.target, opening.package, opening.graphs.contexts.soc
         super().__init__(target, opening.graphs.rungs, package.pool, state)
         from qnn_graphs.baked import bake
         from qnn_graphs.htp.compiler import compile_graph

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SERIAL = "1a2b3c4d"
 TARGET = "/data/local/tmp/estream"
 _PROPERTIES = """[ro.product.manufacturer]: [Maker]
@@ -26,6 +28,15 @@ _MOUNTS = """1 0 254:1 / / ro,relatime - ext4 /dev/dm-1 ro
 2 1 254:30 / %s/data rw,nosuid,nodev - f2fs /dev/dm-2 rw
 3 2 0:50 / %s/sdcard rw,nosuid,nodev,noexec - fuse /dev/fuse rw
 """
+
+
+def plugged_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakePhone:
+    """A new phone in `folder`, the one that adb finds while the test runs."""
+    folder.mkdir(exist_ok=True)
+    made = FakePhone(folder)
+    monkeypatch.setenv("ESTREAM_ADB", str(made.adb))
+    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
+    return made
 
 
 class FakePhone:

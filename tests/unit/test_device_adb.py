@@ -18,7 +18,7 @@ from android.adb import Device, DeviceError, choose_device, parse_devices
 from android.device import command_line
 from android.process import split_status
 from estream.errors import UsageError
-from tests.support.fake_phone import SERIAL, FakePhone
+from tests.support.fake_phone import SERIAL, FakePhone, plugged_in
 
 HOSTILE = [
     "a b",
@@ -46,10 +46,7 @@ HOSTILE = [
 
 @pytest.fixture
 def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePhone:
-    made = FakePhone(tmp_path)
-    monkeypatch.setenv("ESTREAM_ADB", str(made.adb))
-    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
-    return made
+    return plugged_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture

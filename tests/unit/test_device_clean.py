@@ -12,16 +12,14 @@ from android.clean import clean, models_on
 from android.layout import PhoneLayout
 from estream.cli.main import main
 from estream.errors import UsageError
-from tests.support.fake_phone import TARGET, FakePhone
+from tests.support.fake_phone import TARGET, FakePhone, plugged_in
 
 HOSTILE = "a 'b'; $(touch oops) -rf ä.estream"
 
 
 @pytest.fixture
 def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePhone:
-    made = FakePhone(tmp_path)
-    monkeypatch.setenv("ESTREAM_ADB", str(made.adb))
-    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
+    made = plugged_in(tmp_path, monkeypatch)
     for name in (
         "models/x.estream/pool",
         f"models/{HOSTILE}/pool",

@@ -20,7 +20,7 @@ from android.push import push
 from android.record import RECORD
 from estream.cli.main import main
 from estream.version import __version__
-from tests.support.fake_phone import TARGET, FakePhone
+from tests.support.fake_phone import TARGET, FakePhone, plugged_in
 from tests.unit.test_device_push import write_bundle
 
 HELLO = {
@@ -46,11 +46,7 @@ LIBRARIES = ("libQnnHtp.so", "libQnnSystem.so", "libQnnHtpV75Stub.so", "libQnnHt
 
 @pytest.fixture
 def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePhone:
-    (tmp_path / "phone").mkdir()
-    made = FakePhone(tmp_path / "phone")
-    monkeypatch.setenv("ESTREAM_ADB", str(made.adb))
-    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
-    return made
+    return plugged_in(tmp_path / "phone", monkeypatch)
 
 
 @pytest.fixture

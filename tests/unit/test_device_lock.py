@@ -14,7 +14,7 @@ from android.contents import Contents, bundle_contents
 from android.layout import PhoneLayout
 from android.lock import LOCK, push_lock
 from android.push import push
-from tests.support.fake_phone import SERIAL, TARGET, FakePhone
+from tests.support.fake_phone import SERIAL, TARGET, FakePhone, plugged_in
 from tests.unit.test_device_push import assert_same, write_bundle
 
 CHECKOUT = Path(__file__).parents[2]
@@ -22,11 +22,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 @pytest.fixture
 def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePhone:
-    (tmp_path / "phone").mkdir()
-    made = FakePhone(tmp_path / "phone")
-    monkeypatch.setenv("ESTREAM_ADB", str(made.adb))
-    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
-    return made
+    return plugged_in(tmp_path / "phone", monkeypatch)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from estream.errors import EStreamError, PackageError, UsageError
 from estream.package.contexts import ContextEntry, ContextFile, expected_manifest, file_names
 from estream.package.reader import Package
 from estream.runtime.soc import find_soc
-from tests.support.fake_phone import SERIAL, TARGET, FakePhone
+from tests.support.fake_phone import SERIAL, TARGET, FakePhone, plugged_in
 from tests.support.faults import make_package
 
 LAYOUT = PhoneLayout()
@@ -32,10 +32,7 @@ LAYOUT = PhoneLayout()
 
 @pytest.fixture
 def phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePhone:
-    (tmp_path / "phone").mkdir()
-    made = FakePhone(tmp_path / "phone")
-    monkeypatch.setenv("ESTREAM_ADB", str(made.adb))
-    monkeypatch.delenv("ANDROID_SERIAL", raising=False)
+    made = plugged_in(tmp_path / "phone", monkeypatch)
     monkeypatch.setattr(transfer, "SMALL", 4096)
     monkeypatch.setattr(push_module, "SMALL", 4096)
     return made

@@ -9,8 +9,8 @@ from estream.cli import report
 from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console
 from estream.cli.device.engine import BACKEND, phone_options
-from estream.cli.device.options import add_device, check_package, device_from
-from estream.cli.options import add_json, folder, positive
+from estream.cli.device.options import add_device, add_package, check_package, device_from
+from estream.cli.options import add_json, positive
 from estream.cli.progress import Progress
 from estream.units import format_seconds
 
@@ -33,9 +33,7 @@ def lengths(text: str) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, what is measured, the phone and the configuration."""
-    parser.add_argument(
-        "package", metavar="PACKAGE", type=folder, help="a packed model here, of which the phone has a copy"
-    )
+    add_package(parser)
     parser.add_argument(
         "--tokens", metavar="N,N", type=lengths, default=[128, 512], help="lengths of prompts (default 128,512)"
     )

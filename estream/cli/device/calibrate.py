@@ -9,8 +9,8 @@ import time
 from estream.cli.calibrate import report
 from estream.cli.console import Console
 from estream.cli.device.engine import BACKEND, phone_options
-from estream.cli.device.options import add_device, check_package, device_from
-from estream.cli.options import add_json, add_soc, check_outputs, file, folder, positive
+from estream.cli.device.options import add_device, add_package, check_package, device_from
+from estream.cli.options import add_json, add_soc, check_outputs, file, positive
 from estream.cli.progress import Progress
 from estream.units import format_seconds
 
@@ -25,9 +25,7 @@ EXAMPLE = "  estream device calibrate olmoe.estream --backend cpu --out phone-cp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, the phone, the target and the output."""
-    parser.add_argument(
-        "package", metavar="PACKAGE", type=folder, help="a packed model here, of which the phone has a copy"
-    )
+    add_package(parser)
     add_device(parser)
     parser.add_argument(
         "--backend", choices=("cpu", "htp"), default=BACKEND, help=f"the target to measure (default {BACKEND})"

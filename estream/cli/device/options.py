@@ -6,19 +6,25 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from android.layout import ROOT, PhoneLayout
+from estream.cli.options import folder
 from estream.errors import UsageError
 
 if TYPE_CHECKING:
     from android.adb import Device
-    from android.layout import PhoneLayout
 
-_ROOT = "/data/local/tmp/estream"
+
+def add_package(parser: argparse.ArgumentParser) -> None:
+    """PACKAGE, of commands that run it there."""
+    parser.add_argument(
+        "package", metavar="PACKAGE", type=folder, help="a packed model here, of which the phone has a copy"
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--serial and --target."""
     parser.add_argument("--serial", help="serial number of the phone (default: $ANDROID_SERIAL, or the only one)")
-    parser.add_argument("--target", metavar="DIR", type=phone_folder, help=f"folder on the phone (default {_ROOT})")
+    parser.add_argument("--target", metavar="DIR", type=phone_folder, help=f"folder on the phone (default {ROOT})")
 
 
 def phone_folder(text: str) -> str:
@@ -34,7 +40,6 @@ def phone_folder(text: str) -> str:
 def device_from(args: argparse.Namespace) -> tuple[Device, PhoneLayout]:
     """The phone that is meant, and where things lie on it. Raises DeviceError."""
     from android.adb import choose_device
-    from android.layout import ROOT, PhoneLayout
 
     return choose_device(args.serial), PhoneLayout(args.target or ROOT)
 

@@ -10,8 +10,8 @@ from estream.cli import prompt, report
 from estream.cli.configuration import add_paging, add_target, engine_options
 from estream.cli.console import Console
 from estream.cli.device.engine import BACKEND, advice, phone_options
-from estream.cli.device.options import add_device, check_package, device_from
-from estream.cli.options import add_json, check_outputs, file, folder, positive
+from estream.cli.device.options import add_device, add_package, check_package, device_from
+from estream.cli.options import add_json, check_outputs, file, positive
 from estream.cli.progress import Progress
 
 NAME = "run"
@@ -26,9 +26,7 @@ EXAMPLE = """  estream device run olmoe.estream --prompt "The capital of France 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the package, the prompt, the phone, the configuration and the outputs."""
-    parser.add_argument(
-        "package", metavar="PACKAGE", type=folder, help="a packed model here, of which the phone has a copy"
-    )
+    add_package(parser)
     prompt.add_arguments(parser)
     add_device(parser)
     add_target(parser, default=BACKEND)
